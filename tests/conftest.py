@@ -26,13 +26,12 @@ def pytest_configure() -> None:
     """Fixes the examples of property tests; undoes two things that child processes would inherit.
 
     `make test` must give one answer for one commit, so Hypothesis derives few examples from the test
-    itself. `make nightly` sets HERMES_EXPLORE and draws new ones; what fails there becomes an `@example`.
+    itself. `make nightly` sets HERMES_EXPLORE and draws many new ones; one that fails becomes an `@example`.
     """
-    if "HERMES_EXPLORE" not in os.environ:
-        hypothesis.settings.register_profile(
-            "repeatable", derandomize=True, database=None, max_examples=30, deadline=None
-        )
-        hypothesis.settings.load_profile("repeatable")
+    profiles = hypothesis.settings
+    profiles.register_profile("repeatable", derandomize=True, database=None, max_examples=30, deadline=None)
+    profiles.register_profile("explore", max_examples=200, deadline=None)
+    profiles.load_profile("explore" if "HERMES_EXPLORE" in os.environ else "repeatable")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of them read what is compiled once
     sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell does for what runs in its background

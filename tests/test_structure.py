@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,15 @@ def test_a_class_name_is_used_once() -> None:
         name for name, where in structure.class_names(structure.sources(ROOT)).items() if len(where) > 1
     }
     assert repeated == SHARED_NAMES
+
+
+def test_no_test_module_is_a_library_for_others() -> None:
+    """Helpers that several modules share are in modules of their own, or in a conftest."""
+    imports = re.compile(r"^\s*(?:from|import) +tests[\w.]*\.test_\w+", re.MULTILINE)
+    importers = [
+        path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py") if imports.search(path.read_text())
+    ]
+    assert importers == []
 
 
 def test_variables_name_the_noun() -> None:

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tests.batch.drive import (
 from tests.cli.process import failure, hermes
 from tests.disks import disk
 from tests.fakes.provider import FakeProvider, Reply, held, text
+from tests.waiting import wait_until
 
 PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
 """15 tokens a call: 1.5 cents."""
@@ -156,8 +156,7 @@ def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Pat
 
     with FakeProvider(answer) as provider:
         process = start(tmp_path, *command(tmp_path, provider, *flags))
-        while len(provider.posts) < 8:
-            time.sleep(0.01)
+        wait_until(lambda: len(provider.posts) >= 8)
         workers = workers_of(process.pid)
         family = descendants(process.pid)
         assert set(workers) < set(family)
@@ -195,7 +194,8 @@ def stat_of(pid: int) -> tuple[int, str] | None:
 
 
 def wait_gone(family: dict[int, str]) -> None:
-    deadline = time.monotonic() + 30
-    while alive := [pid for pid, began in family.items() if (found := stat_of(pid)) and found[1] == began]:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.05)
+    def runs(pid: int, began: str) -> bool:
+        stat = stat_of(pid)
+        return stat is not None and stat[1] == began
+
+    wait_until(lambda: not any(runs(pid, began) for pid, began in family.items()))

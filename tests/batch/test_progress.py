@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from hermes.batch.journal import SampleState
 from hermes.batch.progress import BatchProgress, cause_of, open_view
 from tests.batch.made import usage
+from tests.waiting import wait_until
 
 
 class Clock:
@@ -151,12 +151,10 @@ def test_elsewhere_than_on_a_terminal_plain_lines_are_written_and_one_at_the_end
     with open_view(as_json=False, stream=out, title="ru\x1b[2Jn", interval_s=0.01) as progress:
         progress.started(4, 1)
         progress.dispatched()
-        while out.getvalue().count("\n") < 1:
-            time.sleep(0.005)
+        wait_until(lambda: out.getvalue().count("\n") >= 1)
         finish(progress)
         seen = out.getvalue().count("\n")
-        while out.getvalue().count("\n") < seen + 2:
-            time.sleep(0.005)
+        wait_until(lambda: out.getvalue().count("\n") >= seen + 2)
         before = out.getvalue().splitlines()[-1]
         finish(progress, SampleState.FAILED, "ProviderError: x", None)
     first, *_, last = out.getvalue().splitlines()
@@ -172,8 +170,7 @@ def test_json_lines_are_written_if_asked_for_and_one_at_the_end() -> None:
     with open_view(as_json=True, stream=out, title="run", interval_s=0.01) as progress:
         progress.started(2, 0)
         finish(progress)
-        while out.getvalue().count("\n") < 2:
-            time.sleep(0.005)
+        wait_until(lambda: out.getvalue().count("\n") >= 2)
         finish(progress, SampleState.FAILED, "ProviderError: \x1b[31m", None)
     *before, last = (json.loads(line) for line in out.getvalue().splitlines())
     assert {line["event"] for line in before} == {"progress"}

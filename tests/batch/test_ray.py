@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, start, write_tasks
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, delayed
+from tests.waiting import wait_until
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install '.[ray]'"
@@ -129,8 +129,7 @@ def keep_token(home: Path, token: str) -> None:
 def wait_for_segments(folder: Path, count: int) -> None:
     """Until that many workers have finished a sample."""
     journal = folder / "data/run/journal"
-    while sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) < count:
-        time.sleep(0.01)
+    wait_until(lambda: sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) >= count)
 
 
 def children_of(pid: int) -> list[int]:

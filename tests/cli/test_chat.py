@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.cli.process import hermes
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, hang, text, tool_calls
+from tests.waiting import wait_until
 
 
 def rows(home: Path) -> list[dict[str, object]]:
@@ -109,8 +110,7 @@ def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
     ):
         terminal.expect("tools: math")
         terminal.line("Hello?")
-        while not provider.requests:
-            time.sleep(0.01)
+        wait_until(lambda: provider.requests)
         terminal.type("\x03")
         terminal.expect(r"\(stopped; what arrived is recorded")
         terminal.line("Are you there?")

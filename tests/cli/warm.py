@@ -38,10 +38,14 @@ class Command:
 
 
 def run(
-    arguments: Sequence[str], environ: Mapping[str, str], stdin: str, timeout_s: float
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    stdin: str,
+    timeout_s: float | None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """What subprocess.run gives for `python -m hermes` with these arguments."""
-    command = Command(list(arguments), dict(environ), str(Path.cwd()))
+    command = Command(list(arguments), dict(environ), str(cwd or Path.cwd()))
     message, data = json.dumps(asdict(command)).encode(), stdin.encode()
     assert max(len(message), len(data)) < MOST_BYTES
     given, writing = os.pipe()
@@ -61,7 +65,7 @@ def run(
     return subprocess.CompletedProcess(arguments, returncode, *texts)
 
 
-def _ended(answers: socket.socket, arguments: Sequence[str], timeout_s: float) -> int:
+def _ended(answers: socket.socket, arguments: Sequence[str], timeout_s: float | None) -> int:
     """The exit code, once there is one; a process that takes too long is killed first."""
     lines = answers.makefile("r")
     pid = int(lines.readline())
@@ -70,7 +74,7 @@ def _ended(answers: socket.socket, arguments: Sequence[str], timeout_s: float) -
         os.kill(pid, signal.SIGKILL)
     returncode = int(lines.readline())
     if not in_time:
-        raise subprocess.TimeoutExpired(list(arguments), timeout_s)
+        raise subprocess.TimeoutExpired(list(arguments), timeout_s or 0)
     return returncode
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.world import SUMS, Running, Trainer, adder, wait_for
+from tests.compat.world import SUMS, Running, Trainer, adder
 from tests.ports import free_port
 from tests.rollouts.conftest import RUN, Client
+from tests.waiting import wait_until
 
 ORIGINAL = os.environ.get("HERMES_TEST_ATROPOS_RUN_API", "")
 
@@ -31,7 +32,7 @@ def test_an_environment_of_ours_serves_a_trainer_through_the_original_api(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(lambda: _answers(client))
+        wait_until(lambda: _answers(client))
         client.post("/register", {**RUN, "batch_size": 4})
         trainer = Trainer(client)
         trainer.start()

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from hermes.envs.modes.process import journal_path
-from tests.compat.world import GUESSING, SUMS, Running, adder, drive, end, item_of, wait_for
+from tests.compat.world import GUESSING, SUMS, Running, adder, drive, end, item_of
 from tests.envs.token_source import TokenServer, said
 from tests.fakes.provider import FakeProvider, delayed, status, text
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def test_a_killed_process_run_carries_on_without_a_gap_or_a_double(
             "--env.max_num_workers=4",
         ]
         with drive(bundled_home, "process", SUMS, *flags, cwd=tmp_path) as running:
-            wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 20)
+            wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 20)
             running.kill()
             end(running)
         before = out.read_bytes()

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.compat.world import GUESSING, SUMS, Running, Trainer, adder, drive, end, item_of, wait_for
+from tests.compat.serving import BATCH, flags, groups_in
+from tests.compat.world import GUESSING, SUMS, Running, Trainer, adder, drive, end, item_of
 from tests.envs.token_source import TokenServer, said
 from tests.fakes.provider import FakeProvider, status, text
 from tests.ports import free_port
 from tests.rollouts.conftest import Client, group
-from tests.rollouts.test_kill import start
-
-BATCH = 4
-
-
-def flags(port: int, base_url: str, **settings: Any) -> list[str]:
-    wanted = {
-        "rollout_server_url": f"http://127.0.0.1:{port}",
-        "ensure_scores_are_not_same": False,
-        **settings,
-    }
-    given = [f"--env.{name}={value}" for name, value in wanted.items()]
-    return [*given, f"--openai.base_url={base_url}"]
-
-
-def groups_in(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.rollouts.kill_load import start
+from tests.waiting import wait_until
 
 
 def test_serving_goes_on_over_a_crash_of_the_api_and_no_group_is_lost(
@@ -48,15 +33,15 @@ def test_serving_goes_on_over_a_crash_of_the_api_and_no_group_is_lost(
             settings = {"total_steps": 40, "data_path_to_save_groups": kept}
             given = flags(port, model.base_url, **settings)
             with drive(bundled_home, "serve", SUMS, *given, cwd=tmp_path) as env:
-                wait_for(lambda: trainer.batches >= 10)
+                wait_until(lambda: trainer.batches >= 10)
                 api.kill()
                 api.wait()
-                wait_for(lambda: kept.exists())
+                wait_until(lambda: kept.exists())
                 api = start(port, tmp_path / "state")
                 code, _, log = end(env)
             if len(groups_in(kept)) % 2:  # half a batch would wait for ever
                 client.post("/scored_data", group(2, messages=[[{"role": "user", "content": "item 0"}]] * 2))
-            wait_for(lambda: len({item_of(one) for one in trainer.groups} - {0}) >= len(groups_in(kept)))
+            wait_until(lambda: len({item_of(one) for one in trainer.groups} - {0}) >= len(groups_in(kept)))
             trainer.stop()
             state = client.get("/status")
         finally:
@@ -87,7 +72,7 @@ def test_a_signal_ends_serving_in_order_with_the_work_in_flight_delivered(
             settings = {"data_path_to_save_groups": kept, "max_batches_offpolicy": 2, "total_steps": 1000}
             given = flags(port, model.base_url, **settings)
             with drive(bundled_home, "serve", SUMS, *given, cwd=tmp_path) as env:
-                wait_for(lambda: client.get("/status")["queue"]["sequences"] == 2 * BATCH)
+                wait_until(lambda: client.get("/status")["queue"]["sequences"] == 2 * BATCH)
                 asked = sum(request.json is not None for request in model.requests)
                 env.send_signal(signal.SIGTERM)
                 code, _, log = end(env)
@@ -100,18 +85,6 @@ def test_a_signal_ends_serving_in_order_with_the_work_in_flight_delivered(
     assert status_now["queue"]["groups"] == len(groups_in(kept)) == BATCH
     assert "4 sent" in log
     assert not [env for env in status_now["envs"] if env["connected"]]
-
-
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[Client]:
-    """A server whose trainer has asked for its first batch."""
-    port = free_port()
-    process = start(port, tmp_path / "state")
-    client = Client(port)
-    client.start(batch_size=BATCH)
-    yield client
-    process.kill()
-    process.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +102,7 @@ def test_an_environment_registers_anew_with_an_api_that_has_forgotten_it(tmp_pat
             client.start(batch_size=BATCH)
             env = Running("serve", SUMS, *flags(port, model.base_url, total_steps=8))
             env.start()
-            wait_for(lambda: client.get("/status")["queue"]["sequences"] == 3 * BATCH)
+            wait_until(lambda: client.get("/status")["queue"]["sequences"] == 3 * BATCH)
             api.kill()
             api.wait()
             api = start(port, None)
@@ -184,11 +157,11 @@ def test_a_model_that_goes_away_and_comes_back_is_waited_for(api: Client) -> Non
     with adder() as model:
         env = Running("serve", SUMS, *flags(api.port, model.base_url, total_steps=60, max_num_workers=2))
         env.start()
-        wait_for(lambda: trainer.batches >= 2)
+        wait_until(lambda: trainer.batches >= 2)
     port = int(model.base_url.split(":")[2].split("/")[0])
     had = trainer.batches
     with FakeProvider(lambda request: text("no idea"), port=port):
-        wait_for(lambda: trainer.batches >= had + 5)
+        wait_until(lambda: trainer.batches >= had + 5)
         env.join(90)
     trainer.stop()
     assert not env.is_alive() and env.error is None
@@ -201,7 +174,7 @@ def test_a_model_that_stays_away_ends_the_run_with_its_address(api: Client) -> N
         settings = {"outage_patience_s": 1, "total_steps": 10_000}
         env = Running("serve", SUMS, *flags(api.port, model.base_url, **settings))
         env.start()
-        wait_for(lambda: trainer.batches >= 1)
+        wait_until(lambda: trainer.batches >= 1)
     env.join(60)
     trainer.stop()
     assert env.error is not None and env.error.exit_code == 1

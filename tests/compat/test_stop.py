@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.compat.test_serve import flags, groups_in
-from tests.compat.world import SUMS, end, item_of, wait_for
+from tests.compat.serving import flags, groups_in
+from tests.compat.world import SUMS, end, item_of
 from tests.fakes.provider import FakeProvider, Reply, hang, held, text
 from tests.ports import free_port
 from tests.rollouts.conftest import Client
-from tests.rollouts.test_kill import start
+from tests.rollouts.kill_load import start
+from tests.waiting import wait_until
 
 Api = tuple[Client, "subprocess.Popen[str]"]
 Serve = Callable[..., "subprocess.Popen[str]"]
@@ -107,9 +108,9 @@ def test_a_signal_delivers_what_is_made_or_soon_is_and_counts_the_rest(
     third = threading.Event()
     with by_item({1: text("3"), 2: text("4"), 3: held(third, text("5"))}) as model:
         env = serve(model, max_num_workers=4, stop_patience_s=3)
-        wait_for(lambda: items_asked(model) == {1, 2, 3, 4, 5, 6} and queued(client) == 2)
+        wait_until(lambda: items_asked(model) == {1, 2, 3, 4, 5, 6} and queued(client) == 2)
         env.send_signal(signal.SIGTERM)
-        wait_for(lambda: "stopping: " in (tmp_path / "serve.log").read_text())
+        wait_until(lambda: "stopping: " in (tmp_path / "serve.log").read_text())
         third.set()
         code, _, _ = end(env)
     log, status = (tmp_path / "serve.log").read_text(), client.get("/status")
@@ -133,14 +134,14 @@ def test_what_no_api_takes_any_more_is_in_a_file_when_the_signals_have_ended_it(
     second = threading.Event()
     with by_item({1: text("3"), 2: held(second, text("4"))}) as model:
         env = serve(model, max_num_workers=2, stop_patience_s=patience_s)
-        wait_for(lambda: items_asked(model) == {1, 2, 3} and queued(client) == 1)
+        wait_until(lambda: items_asked(model) == {1, 2, 3} and queued(client) == 1)
         server.kill()
         server.wait()
         second.set()
-        wait_for(lambda: len(groups_in(kept)) == 2)
+        wait_until(lambda: len(groups_in(kept)) == 2)
         for _ in range(signals):
             env.send_signal(signal.SIGTERM)
-            wait_for(lambda: "stopping: " in log.read_text())
+            wait_until(lambda: "stopping: " in log.read_text())
         code, _, _ = end(env)
     assert code == 0, log.read_text()
     assert "1 dropped (stopped); 1 sent" in log.read_text()
@@ -170,7 +171,7 @@ def test_code_that_never_gives_way_does_not_outlive_the_second_signal(
 def test_a_signal_before_anything_is_made_ends_it_as_well(api: Api, serve: Serve, tmp_path: Path) -> None:
     with by_item({}) as model:
         env = serve(model, rollout_server_url=f"http://127.0.0.1:{free_port()}")
-        wait_for(lambda: any(request.json is None for request in model.requests))
+        wait_until(lambda: any(request.json is None for request in model.requests))
         env.send_signal(signal.SIGINT)
         code, _, _ = end(env)
     log = (tmp_path / "serve.log").read_text()

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.compat.test_serve import BATCH, api, flags
+from tests.compat.serving import BATCH, flags
 from tests.compat.world import ROOT, SUMS, Trainer, adder, drive, end
 from tests.fakes.absent import without_packages
 from tests.rollouts.conftest import Client
-
-__all__ = ["api"]
 
 STAND_IN = """
 from hermes.compat import atropos

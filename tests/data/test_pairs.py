@@ -243,7 +243,7 @@ def check_pair(both: tuple[Example, Example]) -> None:
 
 
 @given(both=two_ways())
-@settings(max_examples=75, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_prompt_is_always_an_exact_shared_prefix(both: tuple[Example, Example]) -> None:
     check_pair(both)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.lora.adapter import Adapter
@@ -16,7 +17,7 @@ from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SampleJob, SamplerLimits, parse_request
-from hermes.engine.sampling.runner import TorchRunner
+from hermes.engine.sampling.runner import PrefillChunk, TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
 from hermes.engine.types import (
@@ -132,3 +133,20 @@ def prompt(size: int, seed: int = 0) -> Ints:
 def same(left: SampledSequence, right: SampledSequence, tolerance: float = 1e-4) -> bool:
     close = np.allclose(left.logprobs, right.logprobs, atol=tolerance)
     return left.tokens.tolist() == right.tokens.tolist() and close and left.stop_reason == right.stop_reason
+
+
+def count_prefilled(bench: Bench) -> list[int]:
+    """Sizes of all chunks computed from now on, noted around the runner's own."""
+    sizes: list[int] = []
+    prefill = bench.runner.prefill
+
+    def counting(chunks: Sequence[PrefillChunk]) -> list[Tensor]:
+        sizes.extend(len(chunk.tokens) for chunk in chunks)
+        return prefill(chunks)
+
+    bench.runner.prefill = counting
+    return sizes
+
+
+def policies(bench: Bench, count: int) -> list[Policy]:
+    return [bench.policy(f"p{number}", seed=number) for number in range(count)]

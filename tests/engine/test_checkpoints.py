@@ -11,26 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore, TrainingRun
-from hermes.engine.types import EngineUserError, LoraConfig
+from hermes.engine.checkpoints.store import CheckpointPath, CheckpointStore, TrainingRun
+from hermes.engine.types import EngineUserError
 from hermes.errors import HostError
-
-RUN = TrainingRun("s:train:0", "s", "tiny", LoraConfig(rank=4, seed=3), 1000.0, {"owner": "me"})
-PATH = CheckpointPath(RUN.id, "weights", "step-1")
-
-
-def opened(root: Path) -> CheckpointStore:
-    store = CheckpointStore(root)
-    store.add_run(RUN)
-    return store
-
-
-def write(store: CheckpointStore, path: CheckpointPath, text: str = "weights", **more: object) -> Checkpoint:
-    overwrite = bool(more.pop("overwrite", False))
-    draft = store.draft(path, overwrite=overwrite)
-    draft.mkdir()
-    (draft / "adapter_model.safetensors").write_text(text)
-    return store.commit(path, draft, overwrite=overwrite, **more)  # type: ignore[arg-type]
+from tests.engine.checkpoint_parts import PATH, RUN, opened, write
 
 
 def content(store: CheckpointStore, path: CheckpointPath = PATH) -> str:
@@ -117,7 +101,7 @@ def test_a_replacement_that_was_cut_between_its_two_renames_leaves_the_old_one(t
 KILLED = """
 import sys, itertools
 from pathlib import Path
-from tests.engine.test_checkpoints import PATH, opened, write
+from tests.engine.checkpoint_parts import PATH, opened, write
 store = opened(Path(sys.argv[1]))
 for number in itertools.count(1):
     write(store, PATH, f"{number:09}" * 1000, overwrite=True)

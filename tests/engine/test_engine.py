@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
@@ -32,6 +31,7 @@ from hermes.engine.types import (
 from hermes.errors import HostError
 from tests.engine.sampling_parts import prompt, tiny_tokenizer
 from tests.engine.tiny import tiny_model
+from tests.waiting import wait_until
 
 CROSS_ENTROPY = Loss("cross_entropy")
 PROBE = prompt(60, 42)
@@ -166,8 +166,7 @@ def test_training_and_sampling_take_turns(engine: Engine, adapter: str) -> None:
         future.add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
     for future in futures.values():
         future.result()
-    while len(ended) < 4:
-        time.sleep(0.01)
+    wait_until(lambda: len(ended) >= 4)
     assert ended.index("large") > max(ended.index("sample"), ended.index("small"))
     assert ended[-1] == "after"
     stats = engine.stats()
@@ -186,8 +185,7 @@ def test_a_request_is_cancelled_while_it_runs_and_others_are_not(engine: Engine)
     with pytest.raises(CancelledError):
         doomed.result()
     assert len(kept.result().sequences[0].tokens) == 50
-    while engine.stats().sampling_running:
-        time.sleep(0.01)
+    wait_until(lambda: not engine.stats().sampling_running)
 
 
 def test_closing_ends_every_future(start: Callable[..., Engine]) -> None:

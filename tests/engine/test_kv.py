@@ -11,7 +11,7 @@ from hermes.engine.sampling.prefix_cache import BLOCK, CachedSlot, PrefixIndex
 from hermes.engine.types import Ints
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=80))
 def test_slots_never_overlap_and_everything_comes_back(steps: list[tuple[bool, int]]) -> None:
     slots, taken = SlotAllocator(200), list[KvSlot]()

@@ -8,7 +8,7 @@ import torch
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.sampling.merged_weights import MAX_COPIES, MergedCopies, MergedCopy
-from tests.engine.sampling_parts import BASE, Bench
+from tests.engine.sampling_parts import BASE, Bench, policies
 
 PLENTY = 1 << 40
 
@@ -25,10 +25,6 @@ def base_of(bench: Bench) -> LlamaBackbone:
 
 def copies(bench: Bench, free_bytes: int = PLENTY) -> MergedCopies:
     return MergedCopies(base_of(bench), 8, lambda: free_bytes)
-
-
-def policies(bench: Bench, count: int) -> list[Policy]:
-    return [bench.policy(f"p{number}", seed=number) for number in range(count)]
 
 
 def holds(copy: MergedCopy | None, bench: Bench, policy: Policy) -> bool:

@@ -16,6 +16,7 @@ from hermes.engine.lora.peft import CONFIG_FILE, WEIGHTS_FILE, load_peft, save_p
 from hermes.engine.model.load import Kind, load_backbone, wrap_model
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.models.local.bundled import model_folder
+from tests.engine.peft_folders import foreign
 
 from .test_lora import TOKENS, logits, trained
 from .tiny import tiny_model
@@ -28,16 +29,6 @@ _ROUNDING_FACTOR = 4
 def peft_logits(model: Any) -> torch.Tensor:
     found: torch.Tensor = model(input_ids=torch.as_tensor(TOKENS)[None]).logits[0]
     return found
-
-
-def foreign(family: str, folder: Path, **config: Any) -> Any:
-    """A model under PEFT with a random adapter, saved by PEFT."""
-    import peft
-
-    torch.manual_seed(5)
-    twin = peft.get_peft_model(tiny_model(family), peft.LoraConfig(init_lora_weights=False, **config))
-    twin.save_pretrained(folder)
-    return twin.eval()
 
 
 @pytest.mark.parametrize(

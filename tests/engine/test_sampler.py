@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.sampling.runner import PrefillChunk, SampledTokens, SampleFuture, TorchRunner
+from hermes.engine.sampling.runner import SampledTokens, SampleFuture, TorchRunner
 from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult
-from tests.engine.sampling_parts import Bench, prompt, same
+from tests.engine.sampling_parts import Bench, count_prefilled, prompt, same
 
 
 @pytest.fixture
@@ -325,16 +323,3 @@ def test_a_runner_one_step_ahead_gives_the_same_sequences() -> None:
         results.append(bench.run(*jobs))
     for ours, wanted in zip(*results, strict=True):
         assert same(ours.sequences[0], wanted.sequences[0])
-
-
-def count_prefilled(bench: Bench) -> list[int]:
-    """Sizes of all chunks computed from now on, noted around the runner's own."""
-    sizes: list[int] = []
-    prefill = bench.runner.prefill
-
-    def counting(chunks: Sequence[PrefillChunk]) -> list[Tensor]:
-        sizes.extend(len(chunk.tokens) for chunk in chunks)
-        return prefill(chunks)
-
-    bench.runner.prefill = counting
-    return sizes

@@ -10,8 +10,7 @@ import torch
 
 from hermes.engine.sampling import prompt_logprobs
 from hermes.engine.types import EngineUserError
-from tests.engine.sampling_parts import Bench, prompt
-from tests.engine.test_sampler import count_prefilled
+from tests.engine.sampling_parts import Bench, count_prefilled, prompt
 
 ASKED = prompt(90)
 

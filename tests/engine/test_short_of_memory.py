@@ -19,8 +19,7 @@ from hermes.engine.model.load import wrap_model
 from hermes.engine.sampling.merged_weights import MergedCopies
 from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.types import EngineCapacityError
-from tests.engine.sampling_parts import Bench, prompt
-from tests.engine.test_merged import policies
+from tests.engine.sampling_parts import Bench, policies, prompt
 from tests.engine.tiny import tiny_model
 
 WIDE = 400_000
@@ -123,7 +122,7 @@ torch.set_num_threads(1)
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import *
-from tests.engine.test_engine import CROSS_ENTROPY, datum
+CROSS_ENTROPY = Loss("cross_entropy")
 engine = Engine(EngineOptions(sys.argv[1], device="cpu", dtype="float32", kv_bytes=8 << 20))
 engine.start()
 adapter = engine.create_adapter(LoraConfig(rank=2, seed=1)).result()

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from hermes.envs.author_code import GraderWatch, error_location
 from hermes.envs.failures import classify
+from tests.waiting import wait_until
 
 SOURCE = """
 import asyncio, json
@@ -70,8 +70,7 @@ def test_a_grader_that_hangs_is_named_with_its_line(
     with caplog.at_level(logging.WARNING, "hermes.envs.author_code"):
         thread = threading.Thread(target=grade)
         thread.start()
-        while not caplog.messages:
-            time.sleep(0.01)
+        wait_until(lambda: caplog.messages)
         event.set()
         thread.join()
     message = caplog.messages[0]

@@ -189,7 +189,7 @@ async def test_the_way_of_working_counts_only_once_the_fact_is_right(home: Path)
 async def test_research_is_judged_by_the_configured_model_and_a_verdict_is_kept(
     home: Path, tmp_path: Path
 ) -> None:
-    from tests.envs.test_rewards_judge import says
+    from tests.envs.judges import says
 
     with FakeProvider(says(lambda answer: 5)) as provider:
         judge = {

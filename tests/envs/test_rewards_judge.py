@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +23,8 @@ from hermes.envs.rewards.result import GraderError
 from hermes.envs.rewards.verdicts import Verdicts
 from hermes.models.base import ChatRequest
 from hermes.models.open import open_model
-from tests.fakes.provider import FakeProvider, Reply, status, text
+from tests.envs.judges import says
+from tests.fakes.provider import FakeProvider, status, text
 
 QUESTION = Question("Where is Amber Lamp Works?", "Lisbon")
 INJECTIONS = [
@@ -49,26 +47,6 @@ def asking(provider: FakeProvider, home: Path) -> JudgeRequest:
         return reply.message.content
 
     return ask
-
-
-def key_in(request: dict[str, Any]) -> str:
-    found = re.search(r"score_[0-9a-f]+", request["messages"][0]["content"])
-    assert found is not None
-    return found.group()
-
-
-def judged_in(request: dict[str, Any]) -> str:
-    """The answer as the judge reads it."""
-    body = request["messages"][1]["content"]
-    answer: str = json.loads(re.search(r"<answer-\w+>\n(.*)\n</answer", body).group(1))  # type: ignore[union-attr]
-    return answer
-
-
-def says(score: Callable[[str], float]) -> Callable[[dict[str, Any]], Reply]:
-    def reply(request: dict[str, Any]) -> Reply:
-        return text(json.dumps({key_in(request): score(judged_in(request)), "reason": "because"}))
-
-    return reply
 
 
 async def test_the_judges_verdict_is_the_reward_and_is_asked_for_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hermes.envs.servers.engines import VLLMServer
 from hermes.envs.servers.manager import ServerManager, server_configs
 from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
 from tests.fakes.provider import FakeProvider, held, status, text
-from tests.models.clients import until
+from tests.waiting import await_until
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -31,10 +31,10 @@ async def test_evaluation_has_slots_of_its_own_even_if_nobody_says_so() -> None:
     with FakeProvider(lambda request: held(answering, text("hi"))) as provider:
         servers = manager(provider.base_url, num_max_requests_at_once=1, num_requests_for_eval=3)
         asked = [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(2)]
-        await until(lambda: provider.in_flight == 1)
+        await await_until(lambda: provider.in_flight == 1)
         with phase("eval"):
             asked += [asyncio.create_task(servers.chat_completion(**ASK)) for _ in range(3)]
-        await until(lambda: provider.in_flight == 4)
+        await await_until(lambda: provider.in_flight == 4)
         answering.set()
         await asyncio.gather(*asked)
         assert provider.max_in_flight == 4

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
-from hermes.core import JSONObject, Message, ModelCall, Sampling
+from hermes.core import Message, ModelCall, Sampling
 from hermes.core.sequence import MASKED, MASKED_LOGPROB
 from hermes.envs.agent.sequences import build_sequences
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
@@ -25,15 +25,11 @@ from hermes.models.tokens.chat import TokenChat
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
+from tests.envs.token_cases import LONG, TOOLS, encode_plain
 from tests.envs.token_source import Answer, ScriptedSource, TokenServer, bundled_answers, said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-TOOLS: tuple[JSONObject, ...] = (
-    {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}},
-)
-LONG = 100_000
 
 
 @cache
@@ -87,16 +83,6 @@ rollouts = st.tuples(
 )
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, size: int) -> list[int]:
-    """A tokenisation no encoder would choose: the text in arbitrary pieces, marks as plain characters."""
-    parts = [text[at : at + size] for at in range(0, len(text), size)]
-    return [
-        index
-        for part in parts
-        for index in tokenizer(part, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    ]
-
-
 class Played:
     """A conversation played to its end, with what each call should have seen, worked out here anew."""
 
@@ -119,7 +105,7 @@ class Played:
         raw: dict[int, str] = {}
         for (text, ends, size), told in [*turns, (("Done.", True, 9), ["", ""])]:
             end = [self.tokenizer.convert_tokens_to_ids(self.family.end)] if ends else []
-            ids = [*_ids(self.tokenizer, text, size), *end]
+            ids = [*encode_plain(self.tokenizer, text, size), *end]
             self.queue.append(said(ids, "stop" if ends else "length"))
             reply = await self.chat.complete(ChatRequest(tuple(messages), TOOLS))
             self.calls.append(reply.call)
@@ -230,10 +216,10 @@ async def test_finish_reasons_are_told_truthfully(bundled_home: Path) -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     script = [
-        said([*_ids(tokenizer, "Hello", 9), end]),
-        said(_ids(tokenizer, "Hello and", 9), "length"),
-        said([*_ids(tokenizer, call, 9), end]),
-        said(_ids(tokenizer, call + " and more", 9), "length"),
+        said([*encode_plain(tokenizer, "Hello", 9), end]),
+        said(encode_plain(tokenizer, "Hello and", 9), "length"),
+        said([*encode_plain(tokenizer, call, 9), end]),
+        said(encode_plain(tokenizer, call + " and more", 9), "length"),
     ]
     chat = TokenChat(
         ScriptedSource(lambda ids, params: script.pop(0)), ChatRenderer.of(tokenizer, "hermes", LONG)
@@ -245,7 +231,7 @@ async def test_finish_reasons_are_told_truthfully(bundled_home: Path) -> None:
 
 async def test_a_stop_string_ends_the_answer_but_stays_in_the_tokens(bundled_home: Path) -> None:
     tokenizer = _tokenizer(bundled_home, FAMILIES[0])
-    ids = _ids(tokenizer, "one STOP", 9)
+    ids = encode_plain(tokenizer, "one STOP", 9)
     source = ScriptedSource(lambda prompt, params: said(ids))
     chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", LONG))
     first = await chat.complete(ChatRequest((Message.user("Q"),), sampling=Sampling(stop=("STOP",))))
@@ -277,7 +263,7 @@ async def test_two_conversations_through_one_model_do_not_mix(bundled_home: Path
     tokenizer = _tokenizer(bundled_home, FAMILIES[0])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     chat = TokenChat(
-        ScriptedSource(lambda ids, params: said([*_ids(tokenizer, "Yes.", 2), end])),
+        ScriptedSource(lambda ids, params: said([*encode_plain(tokenizer, "Yes.", 2), end])),
         ChatRenderer.of(tokenizer, "hermes", LONG),
     )
     one, two = (Message.user("A"),), (Message.user("B"),)
@@ -296,7 +282,7 @@ async def test_another_parser_speaks_the_models_own_dialect(bundled_home: Path) 
     tokenizer = _tokenizer(bundled_home, qwen)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    source = ScriptedSource(lambda ids, params: said([*_ids(tokenizer, text, 4), end]))
+    source = ScriptedSource(lambda ids, params: said([*encode_plain(tokenizer, text, 4), end]))
     chat = TokenChat(source, ChatRenderer.of(tokenizer, "qwen", LONG))
     first = await chat.complete(ChatRequest((Message.user("Q"),), TOOLS))
     (call,) = first.message.tool_calls
@@ -326,7 +312,7 @@ def _target(base_url: str) -> ModelTarget:
 async def test_both_wire_forms_carry_ids_and_logprobs(kind: type[Any], bundled_home: Path) -> None:
     tokenizer = _tokenizer(bundled_home, FAMILIES[0])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    ids = [*_ids(tokenizer, "Hi ☕", 1), end]
+    ids = [*encode_plain(tokenizer, "Hi ☕", 1), end]
     with TokenServer(lambda prompt, params: said(ids)) as server:
         source = kind(_target(server.base_url))
         chat = TokenChat(source, ChatRenderer.of(tokenizer, "hermes", LONG))
@@ -403,7 +389,7 @@ async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorde
 async def test_each_call_of_a_seeded_rollout_has_its_own_seed(bundled_home: Path) -> None:
     """The same seed twice would draw the same numbers twice."""
     tokenizer = _tokenizer(bundled_home, FAMILIES[0])
-    ids = [*_ids(tokenizer, "Hi", 1), tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    ids = [*encode_plain(tokenizer, "Hi", 1), tokenizer.convert_tokens_to_ids("<|im_end|>")]
     seeds = []
     for _ in range(2):
         with TokenServer(lambda prompt, params: said(ids)) as server:

@@ -24,7 +24,7 @@ from hermes.models.local.bundled import model_folder
 from hermes.models.render.chat import ChatRenderer
 from hermes.models.tokens.chat import TokenChat
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
-from tests.envs.test_token_chat import LONG, TOOLS, _ids
+from tests.envs.token_cases import LONG, TOOLS, encode_plain
 from tests.envs.token_source import Answer, ScriptedSource
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Mouth:
         from hermes.engine.types import SampleRequest, SamplingParams
 
         text = self.chance.choice(CALLS)
-        spoken = [*_ids(self.tokenizer, text, self.chance.randint(1, 9)), self.end]
+        spoken = [*encode_plain(self.tokenizer, text, self.chance.randint(1, 9)), self.end]
         request = SampleRequest(np.array([*ids, *spoken]), SamplingParams(max_tokens=1), prompt_logprobs=True)
         scored = self.engine.sample(None, request).result().prompt_logprobs
         assert scored is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ from hermes.config.providers import ModelTarget
 from hermes.config.settings import PriceSettings, ProviderSettings
 from hermes.core import JSONObject, Message, Sampling
 from hermes.errors import ProviderError
-from hermes.models.base import ChatRequest, OnDelta
+from hermes.models.base import ChatRequest, OnDelta, StreamDelta
 from hermes.models.budget import Budget
 from hermes.models.remote.openai_chat import OpenAIChat
 from hermes.models.tokens.completions import CompletionModel
@@ -53,16 +51,14 @@ def limited_to(max_tokens: int) -> Sampling:
     return Sampling(max_tokens=max_tokens)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Waits for something that happens in another task or thread; fails after ten seconds."""
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never happened")
-
-
 async def failing(chat: OpenAIChat, on_delta: OnDelta | None = None, **fields: Any) -> ProviderError:
     with pytest.raises(ProviderError) as error:
         await chat.complete(asking(**fields), on_delta)
     return error.value
+
+
+def ignore(delta: StreamDelta) -> None:
+    """Listens, so that the answer is streamed, and does nothing with it."""
+
+
+both_ways = pytest.mark.parametrize("on_delta", [None, ignore], ids=["whole", "streamed"])

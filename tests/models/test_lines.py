@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from hermes.models.remote.connections import ConnectionPool
-from tests.models.clients import until
+from tests.waiting import await_until
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
@@ -62,7 +62,7 @@ async def all_at_once(http: httpx2.AsyncClient, server: Server, requests: int) -
     server.may_answer.clear()
     before = server.asked
     asked = [asyncio.create_task(http.get(server.url)) for _ in range(requests)]
-    await until(lambda: server.asked == before + requests)
+    await await_until(lambda: server.asked == before + requests)
     server.may_answer.set()
     assert [response.text for response in await asyncio.gather(*asked)] == ["hi"] * requests
 
@@ -86,7 +86,7 @@ async def test_a_connection_that_the_server_closed_is_opened_again() -> None:
         server.hangs_up = True
         for count in range(1, 4):
             assert (await http.get(server.url)).text == "hi"
-            await until(lambda: not server.open)
+            await await_until(lambda: not server.open)
             assert server.opened == count
 
 
@@ -95,19 +95,19 @@ async def test_connections_that_nobody_needs_any_more_are_closed() -> None:
         await all_at_once(http, server, 10)
         await asyncio.sleep(0.1)
         await http.get(server.url)
-        await until(lambda: server.open == 1)
+        await await_until(lambda: server.open == 1)
 
 
 async def test_a_cancelled_request_gives_its_line_back() -> None:
     async with serving() as server, client() as http:
         server.may_answer.clear()
         asked = asyncio.create_task(http.get(server.url))
-        await until(lambda: server.asked)
+        await await_until(lambda: server.asked)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
         server.may_answer.set()
-        await until(lambda: not server.open)
+        await await_until(lambda: not server.open)
         assert (await http.get(server.url)).text == "hi"
 
 
@@ -116,7 +116,7 @@ async def test_an_answer_that_is_not_read_to_its_end_gives_its_line_back() -> No
         for _ in range(3):
             async with http.stream("GET", server.url) as response:
                 assert response.status_code == 200
-        await until(lambda: server.open == 0)
+        await await_until(lambda: server.open == 0)
         assert (await http.get(server.url)).text == "hi"
 
 
@@ -126,8 +126,8 @@ async def test_closing_the_client_closes_every_connection_in_use_or_not() -> Non
         await all_at_once(http, server, 3)
         server.may_answer.clear()
         asked = asyncio.create_task(http.get(server.url))
-        await until(lambda: server.asked == 4)
+        await await_until(lambda: server.asked == 4)
         await http.aclose()
         await asyncio.gather(asked, return_exceptions=True)
         server.may_answer.set()
-        await until(lambda: server.open == 0)
+        await await_until(lambda: server.open == 0)

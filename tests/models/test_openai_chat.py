@@ -11,7 +11,7 @@ from hermes.errors import ProviderError
 from hermes.models.base import ChatRequest, OnDelta, StreamDelta
 from hermes.models.remote.openai_chat import OpenAIChat
 from tests.fakes.provider import FakeProvider, Reply, duplicated, raw, slow, text, tokens, tool_calls
-from tests.models.clients import PRICE, TOOL, asking, chat_on, target_for
+from tests.models.clients import PRICE, TOOL, asking, both_ways, chat_on, ignore, target_for
 
 FULL_USAGE = {
     "prompt_tokens": 100,
@@ -20,13 +20,6 @@ FULL_USAGE = {
     "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
     "completion_tokens_details": {"reasoning_tokens": 40},
 }
-
-
-def ignore(delta: StreamDelta) -> None:
-    """Listens, so that the answer is streamed, and does nothing with it."""
-
-
-both_ways = pytest.mark.parametrize("on_delta", [None, ignore], ids=["whole", "streamed"])
 
 
 @both_ways

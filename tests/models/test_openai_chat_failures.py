@@ -27,9 +27,9 @@ from tests.fakes.provider import (
     status,
     text,
 )
-from tests.models.clients import asking, chat_on, failing, target_for, until
-from tests.models.test_openai_chat import both_ways, ignore
+from tests.models.clients import asking, both_ways, chat_on, failing, ignore, target_for
 from tests.ports import free_port
+from tests.waiting import await_until
 
 
 @pytest.mark.parametrize("code", [408, 500])
@@ -228,7 +228,7 @@ async def test_cancelling_a_call_frees_its_slot(on_delta: OnDelta | None) -> Non
     with FakeProvider([hang(60), text("hi")]) as provider:
         chat = chat_on(provider, max_concurrency=1)
         call = asyncio.create_task(chat.complete(asking(), on_delta))
-        await until(lambda: provider.requests)
+        await await_until(lambda: provider.requests)
         assert throttle_for(provider.base_url, 1).in_flight == 1
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

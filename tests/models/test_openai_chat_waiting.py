@@ -21,8 +21,8 @@ from tests.fakes.provider import (
     status,
     text,
 )
-from tests.models.clients import asking, chat_on, failing, until
-from tests.models.test_openai_chat import both_ways, ignore
+from tests.models.clients import asking, both_ways, chat_on, failing, ignore
+from tests.waiting import await_until
 
 
 @pytest.mark.parametrize("form", ["seconds", "milliseconds", "date"])
@@ -60,7 +60,7 @@ async def test_a_429_holds_back_every_caller_of_the_endpoint() -> None:
     with FakeProvider(answer) as provider:
         first = asyncio.create_task(chat_on(provider).complete(asking()))
         throttle = throttle_for(provider.base_url, 100)
-        await until(lambda: throttle.gate_left_s)
+        await await_until(lambda: throttle.gate_left_s)
         others = [chat_on(provider).complete(asking()) for _ in range(5)]
         await asyncio.gather(first, *others)
     assert len(provider.requests) == 7
@@ -118,7 +118,7 @@ async def test_a_caller_whose_turn_never_comes_is_told_so() -> None:
     with FakeProvider([hang(60)]) as provider:
         chat = chat_on(provider, max_concurrency=1)
         holder = asyncio.create_task(chat.complete(asking()))
-        await until(lambda: provider.requests)
+        await await_until(lambda: provider.requests)
         error = await failing(chat, timeout_s=0.1)
         holder.cancel()
     assert error.retryable and "could begin" in error.message

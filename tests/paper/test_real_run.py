@@ -13,8 +13,7 @@ import pytest
 from hermes.paper.compile import compiler
 from hermes.rl.run import RlRun
 from tests.fakes.arxiv import serve_arxiv
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import hermes, kill_runs, make_home, tiny_model
+from tests.rl.world import hermes, how_it_ended, kill_runs, make_home, start_run, tiny_model
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def run(tmp_path: Path) -> Iterator[RlRun]:
     home = make_home(tmp_path / "home", tiny_model(tmp_path / "model"), total_steps=6, steps_per_eval=3)
     try:
         trained = start_run(home)
-        assert how_it_ended(trained, 600) == "completed: None"
+        assert how_it_ended(trained) == "completed: None"
         yield trained
     finally:
         kill_runs(home)
@@ -38,7 +37,7 @@ def test_the_paper_of_a_trained_run_compiles_and_its_numbers_are_in_the_record(
     home, paper = run.home, tmp_path / "paper"
     with serve_arxiv() as (url, requested):
         options = ("--run", run.run_id, "--out", str(paper), "--pdf", "--json")
-        written = hermes(home, "paper", "new", *options, env={"ARXIV_API_URL": url}, timeout_s=600)
+        written = hermes(home, "paper", "new", *options, env={"ARXIV_API_URL": url})
     assert written.returncode == 0, written.stderr
     assert requested[0] == "2106.09685"
     checked = hermes(home, "paper", "check", str(paper), "--json")

@@ -33,8 +33,9 @@ from hermes.rl.supervise.process import fetch_json
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes
-from tests.engine.http.engine_process import launch, make_tiny, until
+from tests.engine.http.engine_process import launch, make_tiny
 from tests.policies.rated_store import write_rated_store
+from tests.waiting import wait_until
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -101,7 +102,7 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             assert server.stdout is not None
             url = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
             assert url is not None
-            until(lambda: fetch_json(f"{url[0]}/health") is not None)
+            wait_until(lambda: fetch_json(f"{url[0]}/health") is not None)
             arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "p", "--model", "policy")
             batch = hermes(home, *arguments, "--max-turns", "1", timeout_s=200)
             assert batch.returncode == 0, batch.stderr

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.provider import FakeProvider, text
-
-RECIPES = Path(__file__).parents[2] / "recipes"
-SYSTEM = ("PATH", "HOME", "LANG", "TMPDIR")
-
-
-def script(home: Path, name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {key: os.environ[key] for key in SYSTEM if key in os.environ}
-    return subprocess.run(
-        [sys.executable, str(RECIPES / name), *arguments],
-        env={**environ, "HERMES_HOME": str(home), **variables},
-        cwd=home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+from tests.recipes.scripts import script
 
 
 def test_prompts_become_trajectories_and_are_compressed_by_the_commands_of_the_text(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
-from tests.recipes.test_scripts import RECIPES, SYSTEM, script
+from tests.recipes.scripts import RECIPES, SYSTEM, script
 from tests.rl.world import ENVIRONMENTS, tiny_model
 from tests.training.world import start_api
 

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hermes.rl.run import RlRun, RunStatus, last_step, now_ms
 from hermes.rl.supervise.daemon import detach
 from hermes.rl.supervise.process import ProcessSpec
 from hermes.rl.supervise.supervisor import RunSupervisor
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
@@ -109,12 +109,9 @@ def spawn(run: RlRun) -> None:
     )
 
 
-def wait(run: RlRun, until: Callable[[RunStatus], bool], timeout_s: float = 60) -> RunStatus:
-    deadline_s = time.monotonic() + timeout_s
-    while not until(status := run.status()):
-        assert time.monotonic() < deadline_s, status
-        time.sleep(0.02)
-    return status
+def wait(run: RlRun, reached: Callable[[RunStatus], bool]) -> RunStatus:
+    """The first status of the run for which `reached` holds."""
+    return wait_until(lambda: status if reached(status := run.status()) else None)
 
 
 def ended(status: RunStatus) -> bool:

@@ -44,7 +44,7 @@ class Script:
 def ask(home: Path, provider: FakeProvider, task: str, **environ: str) -> Any:
     """`hermes rl TASK` with that model."""
     flags = ("--model", "pilot", "--base-url", provider.base_url)
-    return hermes(home, "rl", task, *flags, env={"OPENAI_API_KEY": "k", **environ}, timeout_s=400)
+    return hermes(home, "rl", task, *flags, env={"OPENAI_API_KEY": "k", **environ})
 
 
 def drive(home: Path, pilot: Pilot, **environ: str) -> Script:

@@ -11,7 +11,7 @@ from hermes.rl.tools import TOOLS
 from tests.fakes.provider import FakeProvider
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, Script, ask
-from tests.rl.test_reference import RETURNS, SUMMARY, TESTED
+from tests.rl.reference_calls import RETURNS, SUMMARY, TESTED
 
 
 def _whole_run(model: Path) -> Pilot:

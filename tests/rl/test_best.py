@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import ENVIRONMENTS, answer
+from tests.rl.world import ENVIRONMENTS, answer, how_it_ended, start_run
 
 EVALUATION = """
     async def eval_items(self) -> Any:
@@ -32,7 +31,7 @@ def test_the_environments_own_evaluation_chooses_the_best_checkpoint(
     )
     home = home_with(total_steps=4, steps_per_eval=3, save_checkpoint_interval=2)
     run = start_run(home, environment=str(environment))
-    assert how_it_ended(run, timeout_s=500) == "completed: None"
+    assert how_it_ended(run) == "completed: None"
     report = answer(home, "rl", "results", run.run_id)
     rows = {row["step"]: row for row in report["evaluations"]}
     assert list(rows) == [0, 3, 4], "a baseline, every third step, and the last weights"

@@ -17,7 +17,8 @@ from hermes.rl.supervise.process import ProcessId
 from tests.cli.process import failure
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, change_settings, hermes, wait_for
+from tests.rl.world import answer, change_settings, hermes
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -128,7 +129,7 @@ def test_a_test_that_takes_too_long_leaves_no_process_behind(tmp_path: Path) -> 
     log = tmp_path / "log"
     assert _run(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0, tmp_path / "output") is None
     grandchild = ProcessId(int(log.read_text()), "?")
-    wait_for(lambda: not grandchild.alive())
+    wait_until(lambda: not grandchild.alive())
 
 
 def test_if_no_model_can_be_asked_the_command_fails(home_with: MakeHome) -> None:

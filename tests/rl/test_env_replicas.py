@@ -17,10 +17,10 @@ from hermes.envs.config import BaseEnvConfig
 from hermes.envs.modes.pacing import EnvReplica, target_workers
 from hermes.rl.run import RlRun, RunState
 from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
+from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
-from tests.rl.test_kills import _check_books
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import wait_for
+from tests.rl.world import how_it_ended, start_run
+from tests.waiting import wait_until
 
 WAITING_ENV = """
 import os, pathlib, sys, time
@@ -106,11 +106,11 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_killed_replica_is_started_again_and_named_and_a_signal_ends_all(served: Served) -> None:
-    pids = wait_for(lambda: len(served.pids()) == 2 and served.pids())
+    pids = wait_until(lambda: len(served.pids()) == 2 and served.pids())
     assert sorted(pids.values()) == ["1/2", "2/2"]
     victim = next(pid for pid, number in pids.items() if number == "2/2")
     os.kill(victim, signal.SIGKILL)
-    again = wait_for(lambda: len(served.pids()) == 3 and served.pids())
+    again = wait_until(lambda: len(served.pids()) == 3 and served.pids())
     assert sorted(again.values()) == ["1/2", "2/2", "2/2"]
     served.process.terminate()
     assert served.process.wait(150) == 0
@@ -123,7 +123,7 @@ def test_a_killed_replica_is_started_again_and_named_and_a_signal_ends_all(serve
 
 
 def test_a_replica_that_cannot_work_as_configured_ends_the_others_with_its_error(served: Served) -> None:
-    wait_for(lambda: len(served.pids()) == 2)
+    wait_until(lambda: len(served.pids()) == 2)
     assert served.end(2) == 1
     assert re.search(r"error: env-[12] ended with exit code 2", served.text())
 
@@ -132,7 +132,7 @@ def test_a_replica_that_cannot_work_as_configured_ends_the_others_with_its_error
 @pytest.mark.timeout(600)
 def test_a_run_with_two_replicas_survives_the_death_of_one(home_with: MakeHome) -> None:
     run = start_run(home_with(total_steps=12, env_replicas=2))
-    wait_for(lambda: run.status().state is RunState.RUNNING)
+    wait_until(lambda: run.status().state is RunState.RUNNING)
     before = run.status().processes["env-2"]
     assert before.process_id is not None
     os.kill(before.process_id.pid, signal.SIGKILL)
@@ -140,4 +140,4 @@ def test_a_run_with_two_replicas_survives_the_death_of_one(home_with: MakeHome) 
     assert run.status().processes["env-2"].starts > before.starts
     events = [event["text"] for event in run.status().to_json()["events"]]
     assert any(re.match("env-2 .* it is started again", event) for event in events), events
-    _check_books(run, 12)
+    check_books(run, 12)

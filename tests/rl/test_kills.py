@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import RlRun, RunState, last_step
+from hermes.rl.run import RunState, last_step
 from tests.engine.http.engine_process import launch
+from tests.rl.books import check_books, is_beyond
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import wait_for
-from tests.training.books import check_served, check_weights, trained_leases
-from tests.training.world import start_api
+from tests.rl.world import how_it_ended, start_run
+from tests.waiting import wait_until
 
 
 @pytest.mark.slow
@@ -25,7 +24,7 @@ from tests.training.world import start_api
 @pytest.mark.parametrize("victim", ["api", "engine", "trainer", "env", "supervisor"])
 def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, victim: str) -> None:
     run = start_run(home_with(total_steps=20))
-    wait_for(lambda: run.status().state is RunState.RUNNING)
+    wait_until(lambda: run.status().state is RunState.RUNNING)
     time.sleep(random.uniform(0, 2))
     before = run.status()
     process = before.supervisor if victim == "supervisor" else before.processes[victim].process_id
@@ -37,22 +36,7 @@ def test_a_killed_process_does_not_change_how_the_run_ends(home_with: MakeHome, 
         assert after.supervisor != before.supervisor
     else:
         assert after.processes[victim].starts > before.processes[victim].starts
-    _check_books(run, 20)
-
-
-def _check_books(run: RlRun, steps: int, weights: Path | None = None) -> None:
-    """No step trained twice or missing, no batch lost, and as many updates in the weights as steps."""
-    leases = trained_leases(run.folder, steps)
-    check_weights(run.folder, weights or run.folder / "engine")
-    api, url = start_api(run.folder)
-    try:
-        check_served(url, leases)
-    finally:
-        api.kill()
-
-
-def _beyond(run: RlRun, made: int) -> bool:
-    return run.status().state.ended or last_step(run) > made
+    check_books(run, 20)
 
 
 @pytest.mark.slow
@@ -64,16 +48,16 @@ def test_a_run_ends_the_same_whatever_is_killed_and_whenever(home_with: MakeHome
     for victim in chance.sample(["api", "engine", "trainer", "env", "supervisor"] * 2, 10):
         # Not before there is progress: five ends of a part without any would fail the run.
         made = last_step(run)
-        wait_for(partial(_beyond, run, made), 240)
+        wait_until(partial(is_beyond, run, made))
         time.sleep(chance.uniform(0, 1.5))
         status = run.status()
         process = status.supervisor if victim == "supervisor" else status.processes[victim].process_id
         if not status.state.ended and process is not None and process.alive():
             os.kill(process.pid, signal.SIGKILL)
             killed.append(victim)
-    assert how_it_ended(run, 400) == "completed: None", killed
+    assert how_it_ended(run) == "completed: None", killed
     assert len(killed) >= 5, killed
-    _check_books(run, steps)
+    check_books(run, steps)
 
 
 @pytest.mark.slow
@@ -87,13 +71,13 @@ def test_a_run_with_a_service_ends_the_same_whoever_is_killed(
         home = home_with(total_steps=12, save_checkpoint_interval=3)
         run = start_run(home, env={"TINKER_BASE_URL": service.url})
         for victim in ("trainer", "service", "env", "trainer"):
-            wait_for(partial(_beyond, run, last_step(run)), 240)
+            wait_until(partial(is_beyond, run, last_step(run)))
             if victim == "service":
                 service.kill()
                 service = launch(model, tmp_path / "service", "--port", service.url.rpartition(":")[2])
             elif (process := run.status().processes[victim].process_id) is not None and process.alive():
                 os.kill(process.pid, signal.SIGKILL)
-        assert how_it_ended(run, 400) == "completed: None"
+        assert how_it_ended(run) == "completed: None"
     finally:
         service.kill()
-    _check_books(run, 12, tmp_path / "service")
+    check_books(run, 12, tmp_path / "service")

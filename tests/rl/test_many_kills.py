@@ -11,11 +11,11 @@ from functools import partial
 import pytest
 
 from hermes.rl.run import RlRun, RunState, last_step
+from tests.rl.books import check_books, is_beyond
 from tests.rl.conftest import MakeHome
-from tests.rl.test_kills import _beyond, _check_books
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import wait_for
+from tests.rl.world import how_it_ended, start_run
 from tests.security.many_kills import KILLS, account
+from tests.waiting import wait_until
 
 STEPS = 40
 MOST_IN_A_RUN = 15
@@ -31,19 +31,19 @@ def test_runs_end_with_every_batch_trained_once(home_with: MakeHome, victim: str
         while kills < KILLS:
             runs += 1
             run = start_run(home_with(f"home-{runs}", total_steps=STEPS, save_checkpoint_interval=3))
-            wait_for(lambda run=run: run.status().state is not RunState.STARTING, 240)
+            wait_until(lambda run=run: run.status().state is not RunState.STARTING)
             enough = min(KILLS, kills + MOST_IN_A_RUN)
             while kills < enough and not run.status().state.ended:
                 kills += _kill_after_progress(run, victim, chance)
-            assert how_it_ended(run, 900) == "completed: None"
-            _check_books(run, STEPS)
+            assert how_it_ended(run) == "completed: None"
+            check_books(run, STEPS)
         figures["runs"] = runs
         figures["steps, each made once with its own batch"] = runs * STEPS
 
 
 def _kill_after_progress(run: RlRun, victim: str, chance: random.Random) -> int:
     """1 if the process was killed; five ends of a part without progress would end the run."""
-    wait_for(partial(_beyond, run, last_step(run)), 400)
+    wait_until(partial(is_beyond, run, last_step(run)))
     time.sleep(chance.uniform(0, 1.0))
     status = run.status()
     process = status.supervisor if victim == "supervisor" else status.processes[victim].process_id

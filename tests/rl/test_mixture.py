@@ -14,8 +14,8 @@ from hermes.rl.results import step_rows
 from hermes.rl.run import find_run, last_step
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended
-from tests.rl.world import answer, hermes, wait_for
+from tests.rl.world import answer, hermes, how_it_ended
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_run_on_two_environments_keeps_their_shares_and_restarts_either(home_w
     words = [word for edit in edits for word in ("--set", edit)]
     started = answer(home, "rl", "start", "--env", "letters:2", "--env", "vowels:1", *words)
     run = find_run(home, started["run_id"])
-    other = wait_for(lambda: run.status().processes["env-vowels"].process_id, 300)
-    wait_for(lambda: last_step(run) >= 1, 300)
+    other = wait_until(lambda: run.status().processes["env-vowels"].process_id)
+    wait_until(lambda: last_step(run) >= 1)
     os.killpg(other.pid, signal.SIGKILL)
-    assert how_it_ended(run, 600) == "completed: None"
+    assert how_it_ended(run) == "completed: None"
     status = run.status()
     assert status.processes["env-vowels"].starts == 2 and status.processes["env"].starts == 1
     rows = step_rows(run)

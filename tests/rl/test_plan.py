@@ -14,24 +14,15 @@ from hermes.rl.config.resolve import resolve, select
 from hermes.rl.run import RlRun
 from hermes.rl.service import engine_url, service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
+from hermes.rl.supervise.plan import RunPlan
+from tests.rl.plans import planned_run
 from tests.rl.world import ENVIRONMENTS
-
-
-def _run(home: Path, api_port: int, service: str | None = None) -> RlRun:
-    run = RlRun(home, "0123abcd")
-    promised = {"api": api_port, "trainer" if service else "engine": 8001}
-    about = {"run_id": run.run_id, "service": service, "ports": promised}
-    about |= {"cwd": str(home / "gone"), "max_hours": None, "max_usd": None, "model": "m", "device": "cpu"}
-    write_config(run, with_ports({"env": {}, "openai": [{"model_name": "policy"}], "run": about}))
-    run.log_path("api").parent.mkdir(parents=True)
-    return run
 
 
 def test_a_server_whose_port_was_taken_meanwhile_gets_another_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        run = _run(tmp_path, taken)
+        run = planned_run(tmp_path, taken)
         plan = RunPlan(run)
         run.log_path("api").write_text("error: the disk is full\n")
         assert not plan.reassign_port("api"), "that is not about the port"
@@ -52,7 +43,7 @@ def test_a_port_that_is_promised_to_another_run_is_not_chosen() -> None:
 
 
 def test_with_a_service_elsewhere_the_environment_samples_from_the_trainer(tmp_path: Path) -> None:
-    config = _run(tmp_path, 8000, "http://engine.example:8001").config()
+    config = planned_run(tmp_path, 8000, "http://engine.example:8001").config()
     assert engine_url(config["run"]) == "http://engine.example:8001"
     assert config["openai"][0] == {"model_name": "policy", "base_url": "http://127.0.0.1:8001/v1"}
 

@@ -14,8 +14,7 @@ from hermes.rl.results import step_rows
 from hermes.rl.resume import resume
 from hermes.rl.run import RlRun, RunState, RunStatus
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import ENVIRONMENTS, answer
+from tests.rl.world import ENVIRONMENTS, answer, how_it_ended, start_run
 
 
 @pytest.mark.slow
@@ -23,11 +22,11 @@ from tests.rl.world import ENVIRONMENTS, answer
 def test_a_completed_run_makes_more_steps_with_the_same_books(home_with: MakeHome) -> None:
     home = home_with(total_steps=3)
     run = start_run(home)
-    assert how_it_ended(run, timeout_s=400) == "completed: None"
+    assert how_it_ended(run) == "completed: None"
     before = step_rows(run)
     answered = answer(home, "rl", "resume", run.run_id, "--set", "total_steps=5")
     assert answered["from_step"] == 3
-    assert how_it_ended(run, timeout_s=400) == "completed: None"
+    assert how_it_ended(run) == "completed: None"
     rows = step_rows(run)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and rows[:3] == before
     leases = [row["data/lease_id"] for row in rows]

@@ -13,8 +13,7 @@ from hermes.rl.results import step_rows
 from hermes.rl.run import find_run
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended
-from tests.rl.world import answer, hermes
+from tests.rl.world import answer, hermes, how_it_ended
 
 REWARD = """
 def vowels(ctx):

@@ -17,8 +17,7 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import find_run, last_step, read_metrics
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import answer
+from tests.rl.world import answer, how_it_ended, start_run
 from tests.training.proxy import proxy
 
 WORTHLESS = str(Path(__file__).parent / "sabotage" / "worthless.py")

@@ -13,8 +13,8 @@ import pytest
 from hermes.rl.run import RlRun, last_step
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import start_run
-from tests.rl.world import answer, change_settings, hermes, policy_answers, tiny_model, wait_for
+from tests.rl.world import answer, change_settings, hermes, policy_answers, start_run, tiny_model
+from tests.waiting import wait_until
 
 SHORT = {"HERMES_SAMPLING__MAX_TOKENS": "8"}
 
@@ -59,7 +59,7 @@ def test_a_run_is_a_model_with_its_own_tools_while_it_goes_on_and_afterwards(
     home = home_with(total_steps=100_000, max_token_trainer_length=2048)
     change_settings(home, model=str(tiny_model(tmp_path / "model", 8192)))
     run = start_run(home, "enabled_toolsets=[math]")
-    wait_for(lambda: last_step(run) >= 2)
+    wait_until(lambda: last_step(run) >= 2)
     assert _asked(home, run).endswith("policy")
     assert _tested(home, run) == 2
     assert "the run's own engine serves it" in hermes(home, "rl", "serve", run.run_id).stdout

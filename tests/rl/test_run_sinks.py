@@ -10,8 +10,7 @@ import pytest
 
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
-from tests.rl.world import answer, change_settings, hermes
+from tests.rl.world import answer, change_settings, hermes, how_it_ended, start_run
 
 RECORDER = """
 import json, os

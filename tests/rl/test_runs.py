@@ -18,30 +18,15 @@ from hermes.config.load import load
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
 from hermes.rl.results import step_rows
-from hermes.rl.run import RlRun, find_run, last_step, read_metrics
+from hermes.rl.run import RlRun, last_step, read_metrics
 from hermes.rl.weights.serve import open_run_model, serve_command
 from hermes.training.service.token_meter import read_tokens
 from tests import disks
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, hermes, make_home, policy_answers, wait_for
-from tests.training.proxy import Change, proxy
-from tests.training.test_proof import no_update, stale_sampler
-
-
-def start_run(
-    home: Path, *edits: str, environment: str = "letters", env: dict[str, str] | None = None
-) -> RlRun:
-    flags = [word for edit in ("group_size=4", "batch_size=8", *edits) for word in ("--set", edit)]
-    started = answer(home, "rl", "start", "--env", environment, *flags, env=env)
-    assert started["status"] in ("starting", "running")
-    return find_run(home, started["run_id"])
-
-
-def how_it_ended(run: RlRun, timeout_s: float = 170) -> str:
-    status = wait_for(lambda: run.status() if run.status().state.ended else None, timeout_s)
-    assert status.ended_at_ms >= status.started_at_ms
-    return f"{status.state.value}: {status.reason}"
+from tests.rl.world import answer, hermes, how_it_ended, make_home, policy_answers, start_run
+from tests.training.proxy import Change, no_update, proxy, stale_sampler
+from tests.waiting import wait_until
 
 
 def _steps(run: RlRun) -> list[int]:
@@ -147,15 +132,15 @@ def test_a_run_whose_disk_fills_up_waits_with_a_sentence_and_goes_on_when_there_
 ) -> None:
     home = make_home(disk / "home", model, total_steps=12)
     run = start_run(home)
-    wait_for(lambda: last_step(run) >= 3)
+    wait_until(lambda: last_step(run) >= 3)
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"\0" * 65536)
-    wait_for(lambda: "waiting" in answer(home, "rl", "status", run.run_id))
+    wait_until(lambda: "waiting" in answer(home, "rl", "status", run.run_id))
     report = answer(home, "rl", "status", run.run_id)
     assert report["waiting"].startswith("the disk is full") and report["status"] in ("running", "starting")
-    wait_for(
+    wait_until(
         lambda: (
             not all(part.process_id.alive() for part in run.status().processes.values() if part.process_id)
         )

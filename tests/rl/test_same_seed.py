@@ -7,7 +7,7 @@ import pytest
 from hermes.rl.results import step_rows
 from hermes.rl.run import RlRun
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import how_it_ended, start_run
+from tests.rl.world import how_it_ended, start_run
 
 EXACT = ("reward/mean", "reward/std", "reward/max", "data/trained_tokens", "health/staleness_max")
 CLOSE = ("logprobs/mean_training", "optim/grad_norm", "train/loss")
@@ -25,7 +25,7 @@ def test_two_runs_with_one_seed_give_the_same_curve(home_with: MakeHome) -> None
     edits = ("reward_jitter_s=0.3", "batch_size=16")
     runs = [start_run(home, *edits, f"seed={seed}") for seed in (7, 7, 8)]  # all three at once
     for run in runs:
-        assert how_it_ended(run, 600) == "completed: None"
+        assert how_it_ended(run) == "completed: None"
     first, second, other = runs
     assert curve(first, EXACT) == curve(second, EXACT)
     for row, same_row in zip(curve(first, CLOSE), curve(second, CLOSE), strict=True):

@@ -18,8 +18,8 @@ import pytest
 
 from hermes.rl.run import RlRun, RunState, last_step
 from tests.rl.conftest import MakeHome
-from tests.rl.test_runs import start_run
-from tests.rl.world import answer, wait_for
+from tests.rl.world import answer, start_run
+from tests.waiting import wait_until
 
 DURATION_S = float(os.environ.get("HERMES_SOAK_S", "1800"))
 READINGS = 60
@@ -119,7 +119,7 @@ def test_a_leak_of_any_kind_is_noticed() -> None:
 def test_a_long_run_stays_flat(home_with: MakeHome) -> None:
     home = home_with(total_steps=1_000_000, save_checkpoint_interval=5)
     run = start_run(home)
-    wait_for(lambda: last_step(run) >= 2, 600)
+    wait_until(lambda: last_step(run) >= 2)
     usages = []
     until_s = time.monotonic() + DURATION_S
     while time.monotonic() < until_s or usages[-1].step < LEAST_STEPS:

@@ -18,6 +18,7 @@ from hermes.rl.supervise.process import ProcessSpec
 from hermes.rl.supervise.supervisor import ExitAction, exit_action
 from tests import disks
 from tests.rl import drive
+from tests.waiting import wait_until
 
 
 def _all(run: RlRun, count: int = 8, pause_s: float = 0.05) -> list[dict[str, Any]]:
@@ -158,7 +159,7 @@ def test_a_part_that_crashes_without_progress_is_given_up_after_five_times(tmp_p
         command = drive.python("import sys; sys.exit('boom')")
         return [{"name": "trainer", "command": command, "ready": str(ready), "completes": True}]
 
-    status = drive.wait(drive.start(tmp_path, make), drive.ended, timeout_s=90)
+    status = drive.wait(drive.start(tmp_path, make), drive.ended)
     assert status.state is RunState.FAILED
     assert status.reason == "trainer exited (1) 5 times without progress: boom"
     assert status.processes["trainer"].starts == 5
@@ -283,8 +284,7 @@ def test_a_full_disk_is_waited_for_and_the_run_goes_on_when_there_is_room(tmp_pa
                 file.write(b"\0" * 4096)
         trainer = run.status().processes["trainer"].process_id
         assert trainer is not None
-        while trainer.alive():
-            time.sleep(0.02)
+        wait_until(lambda: not trainer.alive())
         assert (waiting_for(run, run.status()) or "").startswith("the disk is full (0 MB were left at ")
         time.sleep(1)  # long enough for five restarts without a wait
         ballast.unlink()

@@ -54,7 +54,7 @@ def test_the_best_run_is_completed_healthy_and_good_with_every_seed() -> None:
 def test_a_sweep_trains_several_adapters_on_one_engine(home_with: MakeHome, tmp_path: Path) -> None:
     home = home_with()
     words = ("--set", "learning_rate=0.0001,0.001", "--set", "group_size=4", "--set", "batch_size=8")
-    report = answer(home, "rl", "sweep", "--env", "letters", *words, "--steps", "2", timeout_s=800)
+    report = answer(home, "rl", "sweep", "--env", "letters", *words, "--steps", "2")
     assert [entry["status"] for entry in report["runs"]] == ["completed", "completed"]
     rates = [entry["edits"]["learning_rate"] for entry in report["runs"]]
     assert rates == ["0.0001", "0.001"] and report["best"]["run_id"] in [

@@ -7,14 +7,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hermes.rl.run import all_runs
+from hermes.rl.run import RlRun, all_runs, find_run
+from tests.cli import warm
+from tests.waiting import wait_until
 
 ENVIRONMENTS = Path(__file__).parent / "environments"
 TEMPLATE = (
@@ -91,19 +91,11 @@ def hermes(
     home: Path,
     *arguments: str,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 170,
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes", *arguments],
-        env={**kept, "HERMES_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})},
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+    environ = {**kept, "HERMES_HOME": str(home), "OMP_NUM_THREADS": "1", **(env or {})}
+    done = warm.run(arguments, environ, "", None, cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -113,14 +105,6 @@ def answer(home: Path, *arguments: str, **more: Any) -> Any:
     done = hermes(home, *arguments, "--json", **more)
     assert done.returncode == 0, (done.stdout, done.stderr)
     return json.loads(done.stdout)
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float = 150) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it never happened"
-        time.sleep(0.1)
-    return found
 
 
 def policy_answers(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -155,3 +139,18 @@ def kill_runs(home: Path) -> None:
         for part in status.processes.values():
             if part.process_id is not None and part.process_id.alive():
                 os.killpg(part.process_id.pid, signal.SIGKILL)
+
+
+def start_run(
+    home: Path, *edits: str, environment: str = "letters", env: dict[str, str] | None = None
+) -> RlRun:
+    flags = [word for edit in ("group_size=4", "batch_size=8", *edits) for word in ("--set", edit)]
+    started = answer(home, "rl", "start", "--env", environment, *flags, env=env)
+    assert started["status"] in ("starting", "running")
+    return find_run(home, started["run_id"])
+
+
+def how_it_ended(run: RlRun) -> str:
+    status = wait_until(lambda: run.status() if run.status().state.ended else None)
+    assert status.ended_at_ms >= status.started_at_ms
+    return f"{status.state.value}: {status.reason}"

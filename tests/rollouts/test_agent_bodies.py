@@ -11,9 +11,9 @@ import pytest
 from tests.compat.world import Running, Trainer
 from tests.envs.templates import bundled_tokenizer
 from tests.envs.world import call, policy
+from tests.rollouts.bodies import check
 from tests.rollouts.conftest import Launch
 from tests.rollouts.recording import recording_proxy
-from tests.rollouts.test_bodies import check
 
 CALCULATOR = Path(__file__).parents[2] / "src" / "hermes" / "envs" / "builtin" / "calculator.py"
 

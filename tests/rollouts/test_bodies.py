@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from hermes.rollouts.compression import BadGzip, Deflater, TooLarge, inflate
 from hermes.rollouts.parsing.fast_path import match_group, match_list
 from hermes.rollouts.parsing.parse import BodyError, parse
 from hermes.rollouts.parsing.worker import INLINE_BYTES, Parser, WorkerLost
-from hermes.rollouts.schema import MAX_LIST, ScoredData
-from tests.rollouts.conftest import KEYS, group
+from hermes.rollouts.schema import MAX_LIST
+from tests.rollouts.bodies import check
+from tests.rollouts.conftest import group
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 INTS = st.integers(-(2**70), 2**70)
@@ -66,31 +66,6 @@ USUAL = st.fixed_dictionaries(
         "group_overrides": st.none() | FACTS,
     },
 )
-
-
-def parsed(body: bytes) -> dict[str, Any] | None:
-    try:
-        return json.loads(ScoredData.model_validate_json(body).model_dump_json())  # type: ignore[no-any-return]
-    except ValidationError:
-        return None
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal, and 1 is not 1.0."""
-    return json.dumps(left) == json.dumps(right)
-
-
-def check(body: bytes) -> bool:
-    known = match_group(body)
-    if known is None:
-        return False
-    expected = parsed(body)
-    found = json.loads(known.payload)
-    assert expected is not None
-    assert found.keys() == set(KEYS)
-    assert all(same(found[key], expected[key]) for key in KEYS)
-    assert (known.env_id, known.size) == (expected["env_id"], len(expected["tokens"]))
-    return True
 
 
 @given(USUAL, st.sampled_from([None, 2]), st.randoms())

@@ -13,7 +13,8 @@ from typing import Any
 
 from tests.ports import free_port
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group
-from tests.rollouts.test_kill import start
+from tests.rollouts.kill_load import start
+from tests.waiting import wait_until
 
 BATCH, GROUP, OFF_POLICY = 8, 2, 3
 
@@ -101,8 +102,7 @@ def test_environments_pause_by_themselves_while_the_trainer_is_busy(launch: Laun
     client.start(batch_size=BATCH)
     environment = Environment(client, "eager", 1)
     environment.start()
-    while environment.paused < 20:
-        time.sleep(0.01)
+    wait_until(lambda: environment.paused >= 20)
     assert client.get("/status")["queue"]["sequences"] == OFF_POLICY * BATCH
     train(client, lambda batches: batches == 1)
     environment.join()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.rollouts.conftest import Client, Launch, group, marks
+from tests.waiting import wait_until
 
 LONG = b',"inference_logprobs":' + json.dumps([[0.125] * 300_000]).encode() + b"}"
 """Makes a batch of four groups larger than what the kernel buffers between two sockets."""
@@ -33,12 +34,6 @@ def raw_get(api: Client, path: str = "/batch") -> socket.socket:
     connection.connect(("127.0.0.1", api.port))
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection
-
-
-def until(what: Callable[[], bool]) -> None:
-    """Waits for something the server does on its own; the test's own timeout ends it otherwise."""
-    while not what():
-        time.sleep(0.01)
 
 
 def lost(api: Client) -> int:
@@ -74,9 +69,9 @@ def test_a_batch_whose_client_is_gone_is_served_again_unchanged_and_counted_once
     api.register()
     fill(api, 8, large=large)
     connection = raw_get(api)
-    until(lambda: outstanding(api) == 1)
+    wait_until(lambda: outstanding(api) == 1)
     end(connection)
-    until(lambda: lost(api) == 1)
+    wait_until(lambda: lost(api) == 1)
     assert api.get("/status")["queue_size"] == 4, "a lost batch was counted as a step when it was served"
     again = api.get("/batch")
     assert marks(again["batch"]) == [0, 1, 2, 3]
@@ -90,7 +85,7 @@ def test_a_client_that_is_gone_before_it_is_answered_leaves_its_batch_to_the_nex
     fill(api, 4)
     for _ in range(30):
         close_by_reset(raw_get(api))
-    until(lambda: outstanding(api) == 0)
+    wait_until(lambda: outstanding(api) == 0)
     assert marks(api.batch()) == [0, 1, 2, 3]
     assert api.get("/status")["current_step"] == 1
 
@@ -102,7 +97,7 @@ def test_a_client_that_stops_reading_a_large_batch_gets_it_again_after_its_timeo
     assert b"200 OK" in connection.recv(100)
     assert api.batch() is None, "it is not served to anyone else as long as the connection stands"
     connection.close()
-    until(lambda: lost(api) == 1)
+    wait_until(lambda: lost(api) == 1)
     assert marks(api.batch()) == [0, 1, 2, 3]
 
 
@@ -110,7 +105,7 @@ def test_a_batch_that_was_read_to_the_end_is_never_served_again(api: Client) -> 
     api.register()
     fill(api, 4, large=True)
     assert marks(api.batch()) == [0, 1, 2, 3]
-    until(lambda: outstanding(api) == 0)
+    wait_until(lambda: outstanding(api) == 0)
     assert lost(api) == 0
     assert api.batch() is None
 
@@ -125,9 +120,9 @@ def test_a_batch_that_is_read_while_the_server_shuts_down_is_not_served_again(
     api.register()
     fill(api, 4, large=large, images="x" * 50_000)
     with raw_get(api) as connection:
-        until(lambda: outstanding(api) == 1)
+        wait_until(lambda: outstanding(api) == 1)
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: refused(api))
+        wait_until(lambda: refused(api))
         received = b""
         while piece := connection.recv(1 << 16):
             received += piece
@@ -144,7 +139,7 @@ def test_a_batch_that_nobody_reads_does_not_hold_up_the_shutdown_and_is_served_a
     server.client.register()
     fill(server.client, 4, large=True)
     with raw_get(server.client):
-        until(lambda: outstanding(server.client) == 1)
+        wait_until(lambda: outstanding(server.client) == 1)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait()
     assert marks(launch(state_dir=tmp_path).client.batch()) == [0, 1, 2, 3]
@@ -160,7 +155,7 @@ def test_pipelined_requests_for_batches_are_all_settled(api: Client) -> None:
         while received.count(b"lease_id") < 3:
             received += connection.recv(1 << 16)
         connection.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: outstanding(api) == 0)
+        wait_until(lambda: outstanding(api) == 0)
     assert lost(api) == 0
 
 
@@ -171,10 +166,10 @@ def test_on_a_connection_that_is_kept_the_next_request_tells_that_the_batch_arri
     for expected in ([0, 1, 2, 3], [4, 5, 6, 7]):
         connection.request("GET", "/batch")
         assert marks(json.loads(connection.getresponse().read())["batch"]) == expected
-    until(lambda: outstanding(api) == 1)
+    wait_until(lambda: outstanding(api) == 1)
     connection.request("GET", "/status")
     connection.getresponse().read()
-    until(lambda: outstanding(api) == 0)
+    wait_until(lambda: outstanding(api) == 0)
     connection.close()
     assert lost(api) == 0
 
@@ -239,7 +234,7 @@ def test_renewing_a_lost_lease_gives_the_batch_back_to_its_trainer(api: Client) 
     api.register()
     fill(api, 4)
     leased = api.get("/batch?lease_s=0.05")
-    until(lambda: lost(api) == 1)
+    wait_until(lambda: lost(api) == 1)
     api.post("/batch/renew", {"lease_ids": [leased["lease_id"]], "lease_s": 600})
     assert (outstanding(api), lost(api)) == (1, 0)
     assert api.batch() is None
@@ -265,7 +260,7 @@ def test_a_lost_batch_is_not_supply_for_an_environment(api: Client) -> None:
     env_id = api.add_env()
     fill(api, 8, env_id=env_id)
     api.get("/batch?lease_s=0.05")
-    until(lambda: lost(api) == 1)
+    wait_until(lambda: lost(api) == 1)
     status = api.status_env(env_id)
     assert (status["current_step"], status["queue_size"], status["self_queue_size"]) == (1, 4, 4)
 
@@ -311,7 +306,7 @@ def test_a_silent_environment_counts_as_gone_until_it_is_heard_of_again(launch: 
     api.start()
     lively, silent = api.add_env(weight=1.0), api.add_env(weight=3.0, min_batch_allocation=0.5)
     assert api.status_env(lively)["env_weight"] == 0.25
-    until(lambda: api.status_env(lively)["env_weight"] == 1.0)
+    wait_until(lambda: api.status_env(lively)["env_weight"] == 1.0)
     assert api.status_env(lively)["unallocated_fraction"] == 1.0
     for mark in range(4):
         api.post("/scored_data", group(mark=mark, env_id=lively))

@@ -71,7 +71,7 @@ def test_requests_made_from_the_description_are_never_a_server_error(running: Cl
                 answered()
 
 
-@settings(QUICK, max_examples=150)
+@QUICK
 @given(method=st.sampled_from(["GET", "POST"]), path=st.sampled_from(PATHS), body=JSON)
 def test_any_json_on_any_path_is_never_a_server_error(
     shared: Client, method: str, path: str, body: object
@@ -79,7 +79,7 @@ def test_any_json_on_any_path_is_never_a_server_error(
     assert shared.ask(method, path, body).status < 500
 
 
-@settings(QUICK, max_examples=100)
+@QUICK
 @given(
     path=st.sampled_from(["/scored_data", "/scored_data_list", "/register"]),
     raw=st.binary(max_size=60),

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +25,7 @@ from hermes.rollouts.parsing.fast_path import IncomingGroup
 from hermes.rollouts.schema import EnvRegistration, Registration
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from tests.rollouts.conftest import ENV, RUN, Client, Launch, group, marks
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -48,8 +48,7 @@ async def read(batch: BatchDelivery | dict[str, object]) -> list[int]:
 
 def gone(path: Path) -> None:
     """Waits until the file is deleted."""
-    while path.exists():
-        time.sleep(0.01)
+    wait_until(lambda: not path.exists())
 
 
 async def a_run(

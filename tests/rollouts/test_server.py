@@ -9,7 +9,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from hermes.errors import UsageError
 from hermes.rollouts.security import TOKEN_SCHEME
 from hermes.safety.access import HttpAccessPolicy, is_loopback, policy_for
 from tests.rollouts.conftest import Client, Launch, command, environment, group, marks
+from tests.waiting import wait_until
 
 TOKEN = "a-token-of-sufficient-length"
 
@@ -122,8 +122,7 @@ def test_a_full_queue_refuses_until_there_is_room(launch: Launch) -> None:
         assert int(refused.headers["retry-after"]) > 0
         assert "full" in refused.json()["detail"]
     assert marks(api.batch()) == [0, 1, 2, 3]
-    while api.ask("POST", "/scored_data", group(mark=6)).status == 503:
-        time.sleep(0.01)  # the batch's arrival is noticed when its connection closes
+    wait_until(lambda: api.ask("POST", "/scored_data", group(mark=6)).status != 503)
     metrics = api.ask("GET", "/metrics").body.decode()
     assert 'posts_refused_total{reason="full"}' in metrics
 
@@ -208,8 +207,7 @@ def test_a_large_body_is_parsed_by_a_process_that_ends_with_the_server(
     children = [pid for pid in processes if _parent(pid) == server.process.pid]
     assert len(children) == 1
     server.kill()
-    while _parent(children[0]) is not None:
-        time.sleep(0.01)
+    wait_until(lambda: _parent(children[0]) is None)
 
 
 def _parent(pid: int) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from hermes.envs.tasks.plain_answers import is_arithmetic_of_numbers, is_data, i
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, puzzles
 from hermes.envs.tasks.split import Split
 from hermes.sandbox.guards import seccomp
+from tests.waiting import wait_until_ended
 
 linux_only = pytest.mark.skipif(seccomp.machine() is None, reason="there is no system call filter here")
 
@@ -184,5 +184,4 @@ def test_an_evaluator_ends_with_the_process_that_asked(tmp_path: Path) -> None:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         owner.kill()
-    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-        time.sleep(0.05)
+    wait_until_ended([pid])

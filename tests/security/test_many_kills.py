@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.test_crash import kill_agents
+from tests.agent.kills import kill_agents
 from tests.batch.drive import rows
-from tests.batch.test_kill import run_with_kills
-from tests.rollouts.test_kill import check, kill_often
+from tests.batch.kills import run_with_kills
+from tests.rollouts.kill_load import check, kill_often
 from tests.security.many_kills import KILLS, account
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]

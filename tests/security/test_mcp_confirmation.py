@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from hermes.tools.mcp.tools import FAILURES, connect_mcp
+from tests.tools.mcp_parts import ENVIRON, Person
 from tests.tools.services import open_service_bench
-from tests.tools.test_mcp import ENVIRON, Person
 
 SERVER = """
 import os, sys

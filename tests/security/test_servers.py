@@ -23,7 +23,7 @@ from hermes.rollouts.compression import BadGzip, TooLarge, inflate
 from hermes.serving import HttpSettings, Listener, listen, serve_in_thread
 from hermes.serving.peers import owner_of
 from hermes.serving.protocol import MAX_HEAD_BYTES, LimitedHttpProtocol
-from tests.rl.test_plan import _run as rl_run
+from tests.rl.plans import planned_run as rl_run
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the peer's user is known on Linux only")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.cli.terminal import Terminal, hermes_terminal
 from tests.fakes.provider import FakeProvider, text, tool_calls
 from tests.skills.conftest import skill_text
+from tests.waiting import wait_until
 
 QUESTION = r"Allow\? \[y\]es once, \[a\]lways, \[N\]o:"
 ANSWERED = "Understood."
@@ -32,8 +32,7 @@ def test_what_is_typed_before_the_question_approves_nothing(tmp_path: Path, type
     with _removal(victim) as provider, hermes_terminal(tmp_path, *_chat(provider)) as terminal:
         terminal.expect(r"leaves\)\s+>")
         terminal.type(f"Tidy up.\r{typed}")
-        while not provider.requests:
-            time.sleep(0.01)
+        wait_until(lambda: provider.requests)
         terminal.type(typed)
         terminal.expect(QUESTION)
         assert victim.exists()

@@ -28,7 +28,7 @@ from tests import records
 
 
 @given(messages=records.conversations(), call=records.calls)
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 def test_every_message_call_and_token_comes_back(messages: list[Message], call: object) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "hermes.db"

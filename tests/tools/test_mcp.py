@@ -9,35 +9,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from hermes.config.settings import McpServerSettings
 from hermes.core import JSON, Message, ToolResult
-from hermes.errors import ToolError
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.mcp.pins import PINS_FILE, action_text
 from hermes.tools.mcp.tools import FAILURES, connect_mcp, tool_name
 from tests.tools.bench import raw_call
+from tests.tools.mcp_parts import ENVIRON, Person
 from tests.tools.services import open_service_bench
 
 SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
-ENVIRON = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-
-
-@dataclass
-class Person:
-    """Answers by kind of action, and remembers what was shown."""
-
-    refuses: tuple[str, ...] = ()
-    asked: list[tuple[str, str]] = field(default_factory=list)
-
-    async def approve(self, kind: str, action: str) -> None:
-        self.asked.append((kind, action))
-        if kind in self.refuses:
-            raise ToolError(f"refused: {action}", kind="refused")
 
 
 def pottery(**settings: JSON) -> dict[str, JSON]:

@@ -69,3 +69,23 @@ def proxy(
     finally:
         server.shutdown()
         server.server_close()
+
+
+def stale_sampler() -> Callable[[str, Any], Any]:
+    """Whoever asks for a checkpoint's weights gets the first one's."""
+    first: list[str] = []
+
+    def change(path: str, body: Any) -> Any:
+        if path.endswith("/create_sampling_session") and body.get("model_path"):
+            first.append(body["model_path"])
+            body["model_path"] = first[0]
+        return body
+
+    return change
+
+
+def no_update(path: str, body: Any) -> Any:
+    """The optimizer is asked, and does nothing."""
+    if path.endswith("/optim_step"):
+        body["adam_params"]["learning_rate"] = 0.0
+    return body

@@ -12,6 +12,7 @@ import pytest
 
 from hermes.training.data.api import NO_LEASE, LeasedBatch, NoBatch, TrainerApi
 from tests.training.world import ask
+from tests.waiting import wait_until
 
 REGISTRATION = {
     "wandb_group": "g",
@@ -92,8 +93,7 @@ def test_a_lease_lives_as_long_as_its_trainer(api: str) -> None:
     with TrainerApi(api, patience_s=5, lease_s=0.4) as trainer:
         ask(api, "POST", "/scored_data", GROUP)
         assert isinstance(trainer.next_batch(), LeasedBatch)
-    while ask(api, "GET", "/status")["leases"] != {"outstanding": 0, "lost": 1}:
-        time.sleep(0.05)  # without its trainer a lease expires
+    wait_until(lambda: ask(api, "GET", "/status")["leases"] == {"outstanding": 0, "lost": 1})
 
 
 def test_leases_of_a_former_life_are_renewed_before_their_batches_are_asked_for(api: str) -> None:
@@ -116,7 +116,6 @@ def test_an_api_that_cannot_renew_leases_is_asked_once(original: tuple[str, list
     with TrainerApi(url, patience_s=5, lease_s=0.1) as trainer:
         trainer.register({"batch_size": 1})
         trainer.keep_leases([7])
-        while "POST /batch/renew" not in requests:
-            time.sleep(0.02)
+        wait_until(lambda: "POST /batch/renew" in requests)
         time.sleep(0.3)
     assert requests == ["POST /register", "POST /batch/renew"]

@@ -18,7 +18,7 @@ from hermes.training.rl import train
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
-from tests.training.test_rl import feeding, services, settings, trained
+from tests.training.rl_runs import feeding, services, settings, trained
 from tests.training.world import Environment, ask, metrics
 
 

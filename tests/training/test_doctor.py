@@ -13,9 +13,8 @@ from hermes.training.data.batch import BatchConfig
 from hermes.training.schedule import Schedule
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
-from tests.training.proxy import proxy
-from tests.training.test_proof import stale_sampler
-from tests.training.test_rl import always_the_first, trained
+from tests.training.proxy import proxy, stale_sampler
+from tests.training.rl_runs import always_the_first, trained
 from tests.training.world import Environment, metrics
 
 

@@ -22,7 +22,7 @@ from hermes.training.monitor.eval_command import command_evaluation
 from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
-from tests.training.test_rl import feeding, services, settings
+from tests.training.rl_runs import feeding, services, settings
 from tests.training.world import Environment, metrics
 
 

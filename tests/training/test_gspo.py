@@ -25,7 +25,7 @@ from hermes.training.update import Update
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
 from tests.training.proxy import proxy
-from tests.training.test_rl import settings
+from tests.training.rl_runs import settings
 from tests.training.world import PROMPT, group
 
 ANSWERS = ((8, 9, 10, 11, 12, 13), (20, 21, 22), (30, 31, 32, 33, 34), (40, 41))

@@ -100,7 +100,7 @@ def test_an_api_and_a_trainer_that_are_killed_and_come_back_cost_nothing(
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_and_comes_back_is_gone_on_with_from_the_checkpoint(
+def test_training_continues_from_the_checkpoint_after_the_engine_was_killed_and_restarted(
     start: StartTrainer, tmp_path: Path, tiny: Path, api_home: list[Process]
 ) -> None:
     process, url = start_api(tmp_path / "a")

@@ -14,30 +14,10 @@ from hermes.training.monitor.proof import Proof, ProofError, Reading, begin_proo
 from hermes.training.session import TrainingRunSpec
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
-from tests.training.proxy import proxy
-from tests.training.test_rl import trained
-from tests.training.test_sft import few
+from tests.training.proxy import no_update, proxy, stale_sampler
+from tests.training.rl_runs import trained
+from tests.training.sft_runs import few
 from tests.training.world import Environment, metrics
-
-
-def stale_sampler() -> Callable[[str, Any], Any]:
-    """Whoever asks for a checkpoint's weights gets the first one's."""
-    first: list[str] = []
-
-    def change(path: str, body: Any) -> Any:
-        if path.endswith("/create_sampling_session") and body.get("model_path"):
-            first.append(body["model_path"])
-            body["model_path"] = first[0]
-        return body
-
-    return change
-
-
-def no_update(path: str, body: Any) -> Any:
-    """The optimizer is asked, and does nothing."""
-    if path.endswith("/optim_step"):
-        body["adam_params"]["learning_rate"] = 0.0
-    return body
 
 
 def steps_made(run: TrainingRunSpec) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,13 +15,11 @@ from hermes.training.checkpoints import exclusive_lock
 from hermes.training.data.advantages import Baseline
 from hermes.training.data.batch import BatchConfig
 from hermes.training.monitor.sinks import JsonLines, Sinks
-from hermes.training.rl import RlTrainerConfig, RunServices, train
-from hermes.training.schedule import Schedule
-from hermes.training.session import TrainingRunSpec, TrainResult
+from hermes.training.rl import RunServices, train
 from tests.training.conftest import MakeRun
+from tests.training.rl_runs import always_the_first, feeding, services, settings, trained
 from tests.training.world import Environment, ask, metrics
 
-Change = Callable[[dict[str, Any]], None]
 SEEDS = (
     *("train/loss", "train/learning_rate", "reward/mean", "logprobs/mean", "logprobs/mean_training"),
     *("logprobs/diff", "advantages/mean", "advantages/std"),
@@ -39,36 +35,6 @@ HEALTH = (
     ),
     *("health/tool_errors", "stop/completed", "stop/max_tokens", "probe/gap", "optim/grad_norm"),
 )
-
-
-def settings(api: str, steps: int = 3, **more: Any) -> RlTrainerConfig:
-    given = {"schedule": Schedule(0.02), "batch_size": 8, "api_url": api, "api_patience_s": 5.0, **more}
-    return RlTrainerConfig(num_steps=steps, **given)
-
-
-def services(run: TrainingRunSpec, **more: Any) -> RunServices:
-    return RunServices(Sinks([JsonLines(run.folder)]), lambda line: None, **more)
-
-
-@contextmanager
-def feeding(environment: Environment, change: Change | None = None, groups: int = 2) -> Iterator[None]:
-    """The environment at work beside the trainer: a batch of `groups` from each published weights."""
-    done = threading.Event()
-    worker = threading.Thread(target=environment.feed_until, args=(done.is_set, groups, change))
-    worker.start()
-    try:
-        yield
-    finally:
-        done.set()
-        worker.join()
-
-
-def trained(
-    run: TrainingRunSpec, environment: Environment, change: Change | None = None, **more: Any
-) -> TrainResult:
-    given = settings(environment.api_url, **more)
-    with feeding(environment, change, given.batch_size // environment.group_size):
-        return train(run, given, services(run))
 
 
 def test_the_reward_rises_on_a_task_that_can_be_learned_and_the_run_looks_healthy(
@@ -143,18 +109,6 @@ def test_a_run_that_never_had_any_signal_does_not_claim_to_have_learned(
     with pytest.raises(HermesError, match=r"^no signal: in all \d+ batches .* equal \(mean reward 0\)"):
         trained(run, environment, worth_nothing, steps=steps)
     assert len(metrics(run.folder)) == made
-
-
-def always_the_first(environment: Environment) -> Change:
-    """The weights of the environment's first rollouts sample all of them."""
-    first: list[str] = []
-
-    def change(made: dict[str, Any]) -> None:
-        first.append(made["overrides"][0]["policy_version"])
-        if first[-1] != first[0]:
-            made.update(environment.rollouts(first[0]))
-
-    return change
 
 
 def test_what_was_sampled_too_long_ago_is_not_trained_on(make_run: MakeRun, environment: Environment) -> None:

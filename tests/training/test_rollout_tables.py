@@ -11,7 +11,7 @@ from typing import Any
 
 from hermes.safety.redact import Redactor
 from hermes.training.monitor.rollout_table import COLUMNS, RolloutTable
-from tests.training.test_sink_packages import needs
+from tests.training.sink_packages import needs
 from tests.training.world import PROMPT, group
 
 SECRET = "sk-0123456789abcdefghij"

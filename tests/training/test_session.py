@@ -23,8 +23,8 @@ from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server
 from tests.ports import listening
 from tests.training.conftest import MakeRun, StartTrainer
-from tests.training.test_rl import feeding, services, settings, trained
-from tests.training.test_sft import few, quiet, write_rows
+from tests.training.rl_runs import feeding, services, settings, trained
+from tests.training.sft_runs import few, quiet, write_rows
 from tests.training.world import Environment, metrics
 
 
@@ -43,7 +43,7 @@ def lost_always(run: TrainingRunSpec, checkpoint_each: bool, tries: list[int]) -
 
 
 @pytest.mark.parametrize(("checkpoint_each", "expected"), [(False, 4), (True, 21)])
-def test_an_engine_that_is_lost_again_and_again_is_gone_on_with_only_while_there_are_checkpoints(
+def test_a_run_whose_engine_is_lost_repeatedly_continues_only_while_new_checkpoints_appear(
     make_run: MakeRun, checkpoint_each: bool, expected: int
 ) -> None:
     run = replace(

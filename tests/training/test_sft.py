@@ -13,7 +13,7 @@ import pytest
 from hermes.errors import HermesError, UsageError
 from hermes.models.local.bundled import prepare
 from hermes.store import Reader
-from hermes.training.data.sft_examples import SftExample, SftExamples, from_files, gather
+from hermes.training.data.sft_examples import SftExamples, from_files, gather
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import EngineError, ServiceConnection
@@ -21,35 +21,14 @@ from hermes.training.session import TrainingRunSpec, check_finite
 from hermes.training.sft import SftSettings, examples_of_step, sft_datums, train
 from tests.engine.http.engine_process import launch
 from tests.training.conftest import MakeRun, StartTrainer
+from tests.training.sft_runs import few, lesson, quiet, write_rows
 from tests.training.world import Process, metrics
 
 SinksOf = Callable[[TrainingRunSpec], Sinks]
 
 
-def lesson(number: int, length: int = 8) -> SftExample:
-    tokens = (5, 6, 7 + number, *(259 + (number * 37 + position * 11) % 250 for position in range(length)))
-    return SftExample(tokens, (False, False, False, *[True] * length), str(number))
-
-
-def few(count: int = 6) -> SftExamples:
-    return SftExamples(train=[lesson(number) for number in range(count)])
-
-
-def quiet(line: str) -> None:
-    pass
-
-
 def losses(run: TrainingRunSpec) -> dict[int, float]:
     return {int(row["step"]): row["train/loss"] for row in metrics(run.folder)}
-
-
-def write_rows(path: Path, count: int = 6) -> Path:
-    rows = [
-        {"input_ids": list(one.tokens), "mask": [int(bit) for bit in one.loss_mask], "task_id": one.task}
-        for one in few(count).train
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def test_a_handful_of_rows_is_learned_by_heart(make_run: MakeRun, sinks_of: SinksOf) -> None:

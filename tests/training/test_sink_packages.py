@@ -7,13 +7,13 @@ import os
 import sqlite3
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hermes.training.monitor.sinks import read_wandb
+from tests.training.sink_packages import needs
 
 SCRIPT = """
 import json, sys
@@ -29,14 +29,6 @@ for first in (1, 3):
 print(json.dumps(sinks.failures))
 """
 """Two lives of one run."""
-
-
-def needs(package: str) -> None:
-    """By what is installed: a stand-in for an environment's imports may lie in this process's modules."""
-    try:
-        distribution(package)
-    except PackageNotFoundError:
-        pytest.skip(f"the package {package} is not installed")
 
 
 def run(name: str, folder: Path, **environ: str) -> Any:

@@ -10,7 +10,7 @@ from hermes.errors import HermesError
 from hermes.rl.checks.doctor import diagnose
 from hermes.training.data.batch import BatchConfig
 from tests.training.conftest import MakeRun
-from tests.training.test_rl import always_the_first, trained
+from tests.training.rl_runs import always_the_first, trained
 from tests.training.world import Environment, metrics
 
 

@@ -24,11 +24,10 @@ from hermes.training.start_weights import find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.ports import free_port
-from tests.rl.test_runs import how_it_ended
-from tests.rl.world import answer, make_home, tiny_model
+from tests.rl.world import answer, how_it_ended, make_home, tiny_model
 from tests.rl.world import hermes as rl_hermes
 from tests.training.conftest import MakeRun
-from tests.training.test_sft import few, quiet
+from tests.training.sft_runs import few, quiet
 from tests.training.world import Process
 
 TEXT = [5, 6, 7, 300, 301, 302, 303]

@@ -21,7 +21,7 @@ from hermes.training.update import Update
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.proxy import proxy
-from tests.training.test_rl import feeding, settings, trained
+from tests.training.rl_runs import feeding, settings, trained
 from tests.training.world import PROMPT, Environment, group, metrics
 
 

@@ -14,9 +14,9 @@ from hermes.config.paths import db_path
 from hermes.store import Reader
 from tests.ports import free_port
 from tests.web.browsing import open_page
+from tests.web.killed_server import KilledServer
 from tests.web.samples import fill
 from tests.web.site import WebSite
-from tests.web.test_rate import KilledServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
+from tests.waiting import wait_until
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 
@@ -99,8 +99,7 @@ def test_an_export_is_a_job_and_a_file(tmp_path: Path) -> None:
         started = site.post("/datasets", {"format": "sharegpt", "q": "outcome=completed Done repairs"})
         assert started.status == 303
         job = started.headers["location"]
-        while "tag-live" in (page := site.get(job).text):
-            time.sleep(0.2)
+        page = wait_until(lambda: None if "tag-live" in (text := site.get(job).text) else text)
         assert "done" in page, page
         command = html.unescape(page).partition("<code>")[2].partition("</code>")[0]
         assert "--text 'Done repairs'" in command, "as it is typed in a shell"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from hermes.config.paths import db_path
 from hermes.core import Rating
 from hermes.store import Reader
 from tests.ports import free_port
+from tests.web.killed_server import KilledServer
 from tests.web.samples import fill
 from tests.web.site import Reply, WebSite, open_site
 
@@ -196,49 +195,6 @@ def test_a_killed_server_loses_no_rating_that_it_confirmed_and_doubles_none(tmp_
     recorded = [rating.trajectory_id for rating in ratings(tmp_path)]
     assert sorted(recorded) == sorted(ids)
     assert server.starts == 4
-
-
-class KilledServer:
-    """A server that is started again after it was killed."""
-
-    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
-        self._command = command
-        self._environ = environ
-        self.starts = 0
-
-    def __enter__(self) -> KilledServer:
-        self._start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-        self._process.wait()
-
-    def kill(self) -> None:
-        self.send(signal.SIGKILL)
-
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def restart_if_dead(self) -> None:
-        try:
-            self._process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            return
-        self._start()
-
-    def restart(self) -> None:
-        """After it was killed."""
-        self._process.wait()
-        self._start()
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            self._command, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
-        self.starts += 1
 
 
 def _sent(port: int, body: bytes) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hermes.rl.run import RlRun
-from tests.rl.world import answer, make_home, tiny_model, wait_for
+from tests.rl.world import answer, make_home, tiny_model
+from tests.waiting import wait_until
 from tests.web.browsing import open_page
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
@@ -46,7 +47,7 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSite
     home = make_home(root / "home", tiny_model(root / "tiny-llama"), **fields)
     ids = fill(home)
     run = RlRun(home, answer(home, "rl", "start", "--env", "letters")["run_id"])
-    wait_for(lambda: run.status().state.ended, _PATIENCE_S)
+    wait_until(lambda: run.status().state.ended)
     assert run.status().state.value == "completed", run.status().reason
     with open_site(home) as site:
         yield site, {"id": ids[5], "sibling": ids[4], "run": run.run_id}

@@ -18,7 +18,7 @@ from hermes.errors import HermesError
 from tests.compat.verifiers.packages import classic_python, examples, verifiers_python
 from tests.compat.verifiers.world import assert_exact, make, speaker
 from tests.ports import free_port
-from tests.recipes.test_scripts import RECIPES
+from tests.recipes.scripts import RECIPES
 from tests.rl.world import tiny_model, tiny_tokenizer
 from tests.training.world import start_api
 

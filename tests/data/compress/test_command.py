@@ -23,8 +23,9 @@ from hermes.errors import UsageError
 from hermes.store import Reader
 from tests.cli.process import PASSED_ON, failure, hermes
 from tests.data.compress import made
-from tests.data.compress.test_summaries import summaries
+from tests.data.compress.summary_cases import summaries
 from tests.fakes.provider import FakeProvider, Reply, held
+from tests.waiting import wait_until, wait_until_ended
 
 
 def compress(home: Path, folder: Path, *flags: str) -> Any:
@@ -235,8 +236,7 @@ def finished_rows(work: Path) -> int:
 
 
 def wait_for_rows(process: subprocess.Popen[bytes], work: Path, count: int) -> None:
-    while finished_rows(work) < count and process.poll() is None:
-        time.sleep(0.01)
+    wait_until(lambda: finished_rows(work) >= count or process.poll() is not None)
 
 
 def test_a_killed_and_interrupted_run_goes_on_to_the_same_output_and_pays_for_nothing_twice(
@@ -323,8 +323,7 @@ def test_the_workers_of_a_killed_run_end_with_it(tmp_path: Path, tokenizer_folde
     assert len(workers) > 1
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        time.sleep(0.02)
+    wait_until_ended(workers)
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from tests.data.compress import made
 
 _THINK = re.compile(r"\A\s*<think>.*?</think>\n?", re.DOTALL)
 _NORMAL = settings(
-    max_examples=125,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -209,7 +208,7 @@ def test_every_row_keeps_its_structure_and_its_budget(
 
 
 @given(messages=made.trajectories(), target=targets, tail=tails)
-@settings(_NORMAL, max_examples=100)
+@_NORMAL
 def test_rows_of_openai_messages_keep_theirs_too(
     counter: Counter, messages: list[Message], target: int, tail: int
 ) -> None:

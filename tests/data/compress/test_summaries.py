@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,8 @@ from hermes.data.compress.folding.plan import FoldSettings
 from hermes.data.compress.run import job
 from tests.cli.process import hermes
 from tests.data.compress import made
+from tests.data.compress.summary_cases import summaries
 from tests.fakes.provider import FakeProvider, Reply, status, text
-
-PARTS = re.compile(r"^### (\d+)\nat most (\d+) words\n(?:keep: (.*)\n)?", re.MULTILINE)
-
-
-def summaries(body: dict[str, Any], *, forget: bool = False, ramble: int = 0) -> Reply:
-    """A model that does as it is told: one section for each part, with the words to keep."""
-    prompt = body["messages"][-1]["content"]
-    sections = []
-    for number, _, keep in PARTS.findall(prompt):
-        words = "" if forget else keep
-        sections.append(f"### {number}\nThe output states: {words}." + " and so on" * ramble)
-    return text("\n".join(sections))
 
 
 def compress(home: Path, folder: Path, rows: Path, target: int, *flags: str) -> Any:

@@ -67,7 +67,7 @@ def by_transformers(folder: Path | str, chat: list[JSONObject], tools: list[JSON
 
 
 @given(chat=turns)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_counts_are_those_of_the_whole_conversation(
     tokenizer_folder: Path, counter: Counter, chat: list[JSONObject]
 ) -> None:

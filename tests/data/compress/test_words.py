@@ -89,7 +89,7 @@ texts = st.lists(fragments | st.text(max_size=6), max_size=30).map("".join)
 
 @pytest.mark.parametrize("name", SPLITTERS)
 @given(text=texts)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_sum_over_the_words_is_the_count_of_the_text(name: str, text: str) -> None:
     assert counts(name)([text]) == [len(tokenizer(name).encode(text))]
 

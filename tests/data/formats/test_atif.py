@@ -16,7 +16,7 @@ from tests.data import made
 
 
 @given(example=made.examples())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_document_is_valid_atif(example: Example) -> None:
     nat = pytest.importorskip("nat.atif", reason="pip install nvidia-nat-atif")
     (row,) = atif.write(example, ToolCallStyle.STRUCTURED)

@@ -348,7 +348,7 @@ CHECKS = (
 
 
 @given(example=made.examples())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_what_a_format_keeps_comes_back(example: Example) -> None:
     for check in CHECKS:
         check(example)

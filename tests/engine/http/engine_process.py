@@ -8,10 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,12 +76,6 @@ class Server(NamedTuple):
         found = re.search(rf"^hermes_engine_{name} (\S+)$", text, re.M)
         assert found, text
         return float(found[1])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Returns when it holds; a test that waits in vain runs into its timeout."""
-    while not condition():
-        time.sleep(0.05)
 
 
 def launch(model: Path | str, state_dir: Path, *arguments: str, **variables: str) -> Server:

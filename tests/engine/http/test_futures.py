@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from hermes.engine.server.tinker.futures import RETENTION_S, Failed, FutureStore, Payload, PendingFuture
+from tests.waiting import await_until
 
 
 def finished(futures: FutureStore, name: str, body: bytes = b"x") -> PendingFuture:
@@ -59,7 +60,7 @@ async def test_releasing_a_session_cancels_what_runs_and_expires_it_once_it_has_
     training = futures.add(PendingFuture("s:train:0:1", "fb"))
     other = futures.add(PendingFuture("s2:sample:0:1", "sample", cancel=lambda: None))
     futures.release_session("s")
-    await asyncio.sleep(0)
+    await await_until(lambda: sampling.result)
     assert sampling.result == Failed("it was cancelled", "user") and training.result is None
     training.finish(Payload(b"x"))
     async with asyncio.timeout(60):

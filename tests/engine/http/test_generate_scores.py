@@ -6,7 +6,7 @@ import pytest
 import tinker
 
 from tests.engine.http.engine_process import Server, prompt, tokens
-from tests.engine.http.test_openai_tokens import generate
+from tests.engine.http.openai_calls import generate
 
 NONE = {"max_new_tokens": 0}
 

@@ -21,8 +21,8 @@ from hermes.engine.types import EngineUserError
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, Server, batch, prompt
-from tests.engine.http.test_tinker_checkpoints import steps
-from tests.engine.test_peft import foreign
+from tests.engine.http.tinker_runs import steps
+from tests.engine.peft_folders import foreign
 
 CONFIG = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 Connect = Callable[..., tinker.ServiceClient]

@@ -20,9 +20,10 @@ from hermes.engine.server.openai.routes import openai_routes
 from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.engine.server.state import open_state
 from hermes.safety.access import HttpAccessPolicy
-from tests.engine.http.engine_process import tokens, until
+from tests.engine.http.engine_process import tokens
 from tests.engine.http.openai_parts import make_chat_model
 from tests.engine.tiny import tiny_model
+from tests.waiting import wait_until
 
 Open = Callable[..., tuple[Engine, httpx.AsyncClient]]
 SMALL = 64 * 768
@@ -86,7 +87,7 @@ async def test_a_stream_that_breaks_off_says_so_and_has_no_final_mark(
     engine, client = open_face(tiny_folder)
     body = {"input_ids": tokens(5), "sampling_params": {"max_new_tokens": 400, "n": 16}, "stream": True}
     asking = asyncio.ensure_future(client.post("/generate", json=body))
-    await asyncio.to_thread(until, lambda: engine.stats().sampled_tokens > 0)
+    await asyncio.to_thread(wait_until, lambda: engine.stats().sampled_tokens > 0)
     await asyncio.to_thread(engine.close)
     *lines, last = (await asking).text.strip().split("\n\n")
     assert lines

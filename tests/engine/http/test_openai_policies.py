@@ -17,7 +17,8 @@ from tinker import types as tt
 
 from tests.cli.process import hermes
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, tokens, until
+from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, tokens
+from tests.waiting import wait_until
 
 IDS = tokens(6, seed=21)
 GREEDY = {"max_new_tokens": 16, "temperature": 0}
@@ -113,7 +114,7 @@ def test_an_alias_moves_in_the_middle_of_traffic_and_every_answer_says_what_it_c
     with ThreadPoolExecutor(3) as threads:
         asking = [threads.submit(ask, mine) for mine in heard]
         for step in range(1, 4):
-            until(lambda: each_has_heard_of(paths[-1]))
+            wait_until(lambda: each_has_heard_of(paths[-1]))
             paths.append(trainer.save(f"step-{step}", alias="policy:moving"))
             assert version(shared, "policy:moving").startswith(f"{paths[-1]}@")
         ended.set()
@@ -198,10 +199,10 @@ def test_a_client_that_hangs_up_takes_its_samples_with_it(quiet: Server, stream:
     before = quiet.metric("sampled_tokens_total")
     assert before >= all_tokens > 1000
     with send(quiet, {**body, "stream": stream}) as connection:
-        until(lambda: quiet.metric("sampled_tokens_total") > before)
+        wait_until(lambda: quiet.metric("sampled_tokens_total") > before)
         if stream:
             assert connection.recv(20).startswith(b"HTTP/1.1 200")
-    until(lambda: quiet.metric("sampling_running") + quiet.metric("sampling_waiting") == 0)
+    wait_until(lambda: quiet.metric("sampling_running") + quiet.metric("sampling_waiting") == 0)
     assert quiet.metric("sampled_tokens_total") - before < all_tokens
     assert generate(quiet)["output_ids"]
 

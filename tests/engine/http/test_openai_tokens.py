@@ -18,13 +18,8 @@ from hermes.engine.server.openai.schema import SamplingFields as Asked
 from hermes.models.tokens.completions import CompletionModel
 from hermes.models.tokens.generate import GenerateModel
 from tests.engine.http.engine_process import EOS, TOKEN, VOCAB, Server, prompt, tokens
+from tests.engine.http.openai_calls import generate
 from tests.engine.http.openai_parts import public_client
-
-
-def generate(server: Server, **body: Any) -> Any:
-    answer = server.ask("POST", "/generate", body)
-    assert answer.status == 200, answer
-    return answer.json()
 
 
 def complete(server: Server, model: str, **body: Any) -> Any:

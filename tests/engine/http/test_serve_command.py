@@ -14,7 +14,7 @@ import pytest
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import Server
-from tests.engine.http.test_tinker_wire import API, Raw
+from tests.engine.http.tinker_wire import API, Raw
 
 
 def test_an_address_others_can_reach_needs_a_token(tmp_path: Path, tiny_folder: Path) -> None:

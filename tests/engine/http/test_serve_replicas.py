@@ -14,7 +14,8 @@ from tinker import types as tt
 from hermes.cli.engine import _replica_count
 from hermes.errors import UsageError
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import Server, batch, prompt, until
+from tests.engine.http.engine_process import Server, batch, prompt
+from tests.waiting import wait_until
 
 Connect = Callable[..., tinker.ServiceClient]
 
@@ -58,10 +59,10 @@ def test_two_workers_train_sample_and_survive_a_kill_and_end_with_their_front(
     answers = [sampling.sample(prompt(), 2, params) for _ in range(4)]
     tokens = {str([list(sequence.tokens) for sequence in answer.result().sequences]) for answer in answers}
     assert len(tokens) == 1, "whichever worker samples, a seed gives the same tokens"
-    until(lambda: len(worker_pids(server)) == 2)
+    wait_until(lambda: len(worker_pids(server)) == 2)
     survivors = worker_pids(server)
     server.kill()
-    until(lambda: not any(map(is_alive, survivors)))
+    wait_until(lambda: not any(map(is_alive, survivors)))
 
 
 @pytest.mark.parametrize("text", ["0", "65", "-1", "many"])

@@ -24,7 +24,8 @@ from hermes.engine.server.tinker.routes import tinker_routes
 from hermes.engine.server.tinker.sessions import SAMPLES_TIMEOUT_S, Sessions
 from hermes.safety.access import HttpAccessPolicy
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, Server, tokens, until
+from tests.engine.http.engine_process import KEY, Server, tokens
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 ENDLESS = {"max_tokens": 400, "stop": []}
@@ -67,12 +68,12 @@ async def test_what_a_silent_client_wanted_sampled_stops_long_before_its_session
         samplers.append((await desk.post("create_sampling_session", asked)).json()["sampling_session_id"])
     silent = await desk.sample(samplers[0], 0, **ENDLESS)
     heard = await desk.sample(samplers[1], 0, max_tokens=100, stop=[])
-    await asyncio.to_thread(until, lambda: desk.engine.stats().sampling_running == 16)
+    await asyncio.to_thread(wait_until, lambda: desk.engine.stats().sampling_running == 16)
     session = desk.sessions.find(samplers[0].partition(":")[0])
     session.last_seen_s -= SAMPLES_TIMEOUT_S + 1
     desk.sessions.expire()
     assert (await desk.post("retrieve_future", {"request_id": heard})).status_code == 200
-    await asyncio.to_thread(until, lambda: desk.engine.stats().sampling_running == 0)
+    await asyncio.to_thread(wait_until, lambda: desk.engine.stats().sampling_running == 0)
     assert desk.engine.stats().sampled_tokens < 8 * (400 + 100)
     gone = await desk.post("retrieve_future", {"request_id": silent})
     assert gone.status_code == 410  # which makes the SDK send the sample again
@@ -85,7 +86,7 @@ async def test_what_a_silent_client_wanted_sampled_stops_long_before_its_session
 SAMPLING = """
 import sys, tinker
 from tinker import types as tt
-from tests.engine.http.engine_process import prompt
+from tests.engine.http.engine_process import (prompt)
 url, key, model, calls, length = sys.argv[1:]
 client = tinker.ServiceClient(base_url=url, api_key=key)
 sampler = client.create_sampling_client(base_model=model)
@@ -115,12 +116,12 @@ def test_a_killed_client_makes_way_and_one_that_only_slept_gets_its_answer(
 ) -> None:
     server = start(tmp_path)
     with sampling(server, model, LONG, 500) as killed:
-        until(lambda: server.metric("calls_pending") == LONG)
+        wait_until(lambda: server.metric("calls_pending") == LONG)
         with sampling(server, model, 1, 3) as slept:  # its one call waits behind the others
-            until(lambda: server.metric("calls_pending") == LONG + 1)
+            wait_until(lambda: server.metric("calls_pending") == LONG + 1)
             slept.send_signal(signal.SIGSTOP)
             killed.kill()
-            until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
+            wait_until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
             assert server.metric("sampled_tokens_total") < LONG * 64 * 500
             assert server.metric("sessions") == 2
             slept.send_signal(signal.SIGCONT)

@@ -17,19 +17,9 @@ from safetensors.numpy import load as load_tensors
 from tinker import types as tt
 
 from tests.engine.http.engine_process import Server, batch, logprobs, prompt
+from tests.engine.http.tinker_runs import STEP, fetched, steps
 
-STEP = tt.AdamParams(learning_rate=1e-2)
 PYRAGE = importlib.util.find_spec("pyrage")
-
-
-def steps(training: tinker.TrainingClient, numbers: range) -> list[float]:
-    """One optimizer step a number; the losses before each."""
-    losses = []
-    for number in numbers:
-        output = training.forward_backward(batch(2, seed=number), "cross_entropy").result()
-        training.optim_step(STEP).result()
-        losses.append(output.metrics["loss:sum"])
-    return losses
 
 
 def test_with_its_optimizer_a_run_goes_on_exactly_without_it_only_the_weights_do(
@@ -155,15 +145,6 @@ def test_publishing_expiring_copying_and_deleting(
         client.create_sampling_client(model_path=path)
     with pytest.raises(tinker.NotFoundError):
         rest.delete_checkpoint_from_tinker_path(path).result()
-
-
-def fetched(urls: dict[str, str]) -> dict[str, bytes]:
-    """As a downloader does it: a plain GET, no header of ours."""
-    files = {}
-    for name, url in urls.items():
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            files[name] = answer.read()
-    return files
 
 
 @pytest.mark.parametrize(

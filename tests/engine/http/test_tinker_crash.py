@@ -14,8 +14,9 @@ import tinker
 
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, prompt, until
-from tests.engine.http.test_tinker_checkpoints import fetched, steps
+from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, prompt
+from tests.engine.http.tinker_runs import fetched, steps
+from tests.waiting import wait_until
 
 Connect = Callable[..., tinker.ServiceClient]
 
@@ -94,7 +95,7 @@ def test_who_beats_or_polls_is_alive_and_who_is_silent_is_not(survivor: Survivor
         listed = server.ask("POST", "/api/v1/sessions/search", {"session_id": silent}).json()
         return bool(listed["sessions"][0]["status"]["type"] == "cancelled")
 
-    until(silence_is_noticed)
+    wait_until(silence_is_noticed)
     for session, status in ((silent, 410), (beating, 200), (polling, 200)):
         assert server.ask("POST", "/api/v1/session_heartbeat", {"session_id": session}).status == status
 
@@ -103,7 +104,7 @@ def test_more_adapters_than_allowed_are_refused_until_one_goes(
     survivor: Survivor, connect: Connect, model: str
 ) -> None:
     server = survivor.server
-    until(lambda: server.metric("adapters") == 0)
+    wait_until(lambda: server.metric("adapters") == 0)
     first, second = connect(server), connect(server)
     first.create_lora_training_client(model, rank=2)
     kept = second.create_lora_training_client(model, rank=2)
@@ -112,7 +113,7 @@ def test_more_adapters_than_allowed_are_refused_until_one_goes(
     assert failed.value.category.value == "server"
     assert kept.forward(batch(1), "cross_entropy").result().metrics["loss:sum"] > 0
     first.close("success").result()
-    until(lambda: server.metric("adapters") == 1)
+    wait_until(lambda: server.metric("adapters") == 1)
     second.create_lora_training_client(model, rank=2)
 
 
@@ -134,7 +135,7 @@ def test_with_a_token_only_its_holders_are_answered(
 
 ABANDONED = """
 import os, sys, tinker
-from tests.engine.http.engine_process import batch
+from tests.engine.http.engine_process import (batch)
 client = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
 training = client.create_lora_training_client(sys.argv[3], rank=2)
 training.save_state("last").result()
@@ -153,7 +154,7 @@ def test_a_client_that_vanishes_frees_its_adapter_and_leaves_its_checkpoints(
     gone = subprocess.run(command, capture_output=True, text=True, cwd=root)
     model_id = gone.stdout.strip()
     assert gone.returncode == 9, gone.stderr
-    until(lambda: server.metric("adapters") == 0)
+    wait_until(lambda: server.metric("adapters") == 0)
     answer = server.ask("POST", "/api/v1/get_info", {"model_id": model_id})
     assert answer.status == 400
     assert "for 8 s" in answer.json()["detail"]
@@ -231,7 +232,7 @@ def test_a_polite_end_does_not_wait_for_those_who_poll(survivor: Survivor, model
 
     poller = threading.Thread(target=poll)
     poller.start()
-    until(lambda: server.metric("polls_held") == 1)
+    wait_until(lambda: server.metric("polls_held") == 1)
     assert server.stop() == 0
     poller.join()
     assert answers == [408]

@@ -24,8 +24,8 @@ from tests.engine.http.engine_process import (
     logprobs,
     prompt,
     tokens,
-    until,
 )
+from tests.waiting import wait_until
 
 GREEDY = tt.SamplingParams(max_tokens=8, temperature=0.0, stop=[])
 STEP = tt.AdamParams(learning_rate=1e-2)
@@ -214,7 +214,7 @@ def test_more_samplers_than_fit_in_memory_all_keep_answering(
         train(training)
         samplers.append(training.save_weights_and_get_sampling_client())
         answers.append(samplers[-1].compute_logprobs(prompt(5)).result()[1:])
-    until(lambda: shared.metric("policies") <= MAX_IN_MEMORY)
+    wait_until(lambda: shared.metric("policies") <= MAX_IN_MEMORY)
     assert len({round(answer[-1] or 0, 6) for answer in answers}) == len(answers)
     for sampler, answer in zip(samplers, answers, strict=True):
         assert sampler.compute_logprobs(prompt(5)).result()[1:] == pytest.approx(answer, abs=1e-5)
@@ -277,5 +277,5 @@ def test_an_abandoned_sample_stops(sampler: tinker.SamplingClient, shared: Serve
     abandoned = [sampler.sample(prompt(8), 8, endless) for _ in range(8)]
     for future in abandoned:
         future.cancel()
-    until(lambda: shared.metric("sampling_running") + shared.metric("sampling_waiting") == 0)
-    until(lambda: shared.metric("calls_pending") == 0)
+    wait_until(lambda: shared.metric("sampling_running") + shared.metric("sampling_waiting") == 0)
+    wait_until(lambda: shared.metric("calls_pending") == 0)

@@ -8,7 +8,8 @@ import pytest
 import tinker
 from tinker import types as tt
 
-from tests.engine.http.engine_process import Server, batch, prompt, until
+from tests.engine.http.engine_process import Server, batch, prompt
+from tests.waiting import wait_until
 
 Connect = Callable[..., tinker.ServiceClient]
 
@@ -32,7 +33,7 @@ def test_finishing_frees_the_adapters_and_later_work_is_refused(
         shared.ask("POST", f"/api/v1/sessions/{session}/finish", {"reason": {"type": "success"}}).status
         == 200
     )
-    until(lambda: shared.metric("adapters") == before)
+    wait_until(lambda: shared.metric("adapters") == before)
     with pytest.raises(tinker.BadRequestError, match=r"finished by its client \(errored\)"):
         training.forward(batch(1), "cross_entropy").result()
     beat = shared.ask("POST", "/api/v1/session_heartbeat", {"session_id": session})
@@ -49,7 +50,7 @@ def test_finishing_cancels_what_was_still_to_be_sampled(shared: Server, connect:
     sampler = training.save_weights_and_get_sampling_client()
     endless = tt.SamplingParams(max_tokens=240, stop=[])
     waiting = [sampler.sample(prompt(), 32, endless) for _ in range(4)]
-    until(lambda: shared.metric("calls_pending") >= len(waiting))
+    wait_until(lambda: shared.metric("calls_pending") >= len(waiting))
     finish = {"reason": {"type": "interrupted"}, "detail": ""}
     assert shared.ask("POST", f"/api/v1/sessions/{session_of(training)}/finish", finish).status == 200
     with pytest.raises(tinker.RequestFailedError, match="cancelled"):

@@ -240,7 +240,7 @@ def test_parsing_damaged_and_shuffled_answers_never_raises(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", parser_names())
-@settings(max_examples=50, deadline=None)
+@settings(deadline=None)
 @given(text=st.lists(st.one_of(st.sampled_from(MARKS + ODDITIES), st.text(max_size=5))).map("".join))
 def test_parsing_any_text_never_raises(name: str, text: str) -> None:
     _check(get_parser(name).parse(text), text)

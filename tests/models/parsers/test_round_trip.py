@@ -71,7 +71,7 @@ JSON_VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("name", parser_names())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arguments=st.dictionaries(TEXT, JSON_VALUES, max_size=3))
 def test_any_arguments_come_back_or_are_refused(name: str, arguments: dict[str, object]) -> None:
     parser = get_parser(name)

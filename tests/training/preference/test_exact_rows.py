@@ -34,7 +34,7 @@ from hermes.training.preference.examples import (
 from hermes.training.preference.readout import ReadOut
 from hermes.training.preference.reward import reward_pairs, reward_points
 from hermes.training.preference.sources import from_store
-from tests.data.test_rows import PENDING, stores
+from tests.data.rated_stores import PENDING, stores
 
 READOUT = ReadOut()
 ORIGINS = ("choice", "rating", "retry")

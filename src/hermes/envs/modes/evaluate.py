@@ -138,7 +138,7 @@ def _view_class(env_class: type, state: EvalState) -> type:
     def read(view: Any, name: str) -> Any:
         if state.has(name):
             return state.read(name)
-        return env_class.__getattribute__(view, name)  # methods, properties, defaults of the class
+        return cast(Any, env_class).__getattribute__(view, name)  # methods, properties, defaults of the class
 
     def write(view: Any, name: str, value: Any) -> None:
         if isinstance(descriptor := getattr(env_class, name, None), property):

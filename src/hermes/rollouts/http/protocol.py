@@ -74,7 +74,8 @@ class HttpConnection(LimitedHttpProtocol):
         super().eof_received()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._truncated = _unacknowledged_bytes(self.transport) > 0
+        if not self.transport.is_closing():  # a timer that was due may run after its connection was lost
+            self._truncated = _unacknowledged_bytes(self.transport) > 0
         super().timeout_keep_alive_handler()
 
     def shutdown(self) -> None:
