@@ -73,7 +73,7 @@ def run_environments(config: JSONObject) -> list[RunEnvironment]:
         bool(run.get("evaluates")),
         config["env"].get("wandb_name") if len(sections) > 1 else None,
     )
-    others = [
+    later_environments = [
         RunEnvironment(
             f"{ENV}-{re.sub(r'[^A-Za-z0-9_-]+', '-', entry['environment'])}",
             entry["environment_file"],
@@ -82,7 +82,7 @@ def run_environments(config: JSONObject) -> list[RunEnvironment]:
         )
         for entry in (run.get("mixture") or ())[1:]
     ]
-    return [first, *others]
+    return [first, *later_environments]
 
 
 class RunPlan:
@@ -296,8 +296,8 @@ def with_ports(config: JSONObject) -> JSONObject:
 def environment_sections(config: JSONObject) -> dict[str, JSONObject]:
     """The section `env` of each environment of the run, by the environment's name; the first is the run's."""
     mixture = config["run"].get("mixture") or ()
-    others = {entry["environment"]: entry["env"] for entry in mixture[1:]}
-    return {config["run"].get("environment", ENV): config["env"], **others}
+    later_sections = {entry["environment"]: entry["env"] for entry in mixture[1:]}
+    return {config["run"].get("environment", ENV): config["env"], **later_sections}
 
 
 def write_config(run: RlRun, config: JSONObject) -> None:
@@ -307,6 +307,6 @@ def write_config(run: RlRun, config: JSONObject) -> None:
         if environment.process == ENV:
             config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
         else:
-            own = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
-            atomic_write(environment.config_path(run), dump_yaml(own))
+            env_config = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
+            atomic_write(environment.config_path(run), dump_yaml(env_config))
     atomic_write(run.config_path, dump_yaml(config))
