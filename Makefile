@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat screenshots reference docs skills-table system-packages clean
+.PHONY: setup quickstart test check nightly compat screenshots reference outputs docs skills-table system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
 	@echo "make docs         the documentation as a site in site/; make reference writes its generated pages"
+	@echo "make outputs      the output blocks of the documentation, by executing the commands above them"
 	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
 	@echo "make skills-table check every skill against its packages, and write the table in docs/skills.md"
 
@@ -46,7 +47,7 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	HERMES_EXPLORE=1 $(BIN)/pytest -n 2
-	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online
+	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online --run
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup
@@ -58,6 +59,10 @@ screenshots: setup system-packages
 # The pages of docs/reference, from the code.
 reference: setup
 	$(BIN)/python scripts/docs/reference.py
+
+# The blocks beneath the marked commands of the pages; the commands run in an empty home.
+outputs: setup
+	$(BIN)/python scripts/docs/outputs.py
 
 docs: setup
 	$(BIN)/python -m zensical build --strict --clean

@@ -5,14 +5,15 @@
 Two phases follow the loading of the model. `adapters`: each is created, trained for one step, frozen, sampled
 from and deleted. `mixed`: short samples, long prompts, logprobs of prompts, and training with lengths that
 change with every call, by eight adapters. Printed after each part: the resident memory of the process, what
-malloc has in use, what it holds free, and the peak since the part before. `--keep-freed` switches off the
-return of freed memory, which shows what that does. Linux only. The engine runs in this process, without its
-HTTP server.
+malloc has in use, how much of that is tensors that Python can reach, what malloc holds free, and the peak
+since the part before. `--keep-freed` switches off the return of freed memory, which shows what that does.
+Linux only. The engine runs in this process, without its HTTP server.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -30,7 +31,7 @@ from hermes.engine.memory import peak_bytes, process_memory, reset_peak
 from hermes.engine.types import AdamParams, Datum, LoraConfig, Loss, SampleRequest, SamplingParams
 
 RANK = 8
-PARTS = 5
+PARTS = 10
 CPU = torch.device("cpu")
 
 
@@ -43,6 +44,8 @@ class Point:
     heap_used_mb: int
     heap_free_mb: int
     mapped_mb: int
+    tensors_mb: int
+    """Tensors that Python can reach; the rest of what is in use belongs to libraries."""
     peak_mb: int
     seconds: float
 
@@ -62,6 +65,7 @@ class Measurement:
             memory.heap_used_bytes >> 20,
             memory.heap_free_bytes >> 20,
             memory.mapped_bytes >> 20,
+            live_tensor_bytes() >> 20,
             peak_bytes(CPU) >> 20,
             round(time.monotonic() - self._began_s, 1),
         )
@@ -69,10 +73,25 @@ class Measurement:
         self.points.append(point)
         used_mb = point.heap_used_mb + point.mapped_mb
         self._out(
-            f"{part:<10} {done:5d}  RSS {point.rss_mb:5d} MB  in use {used_mb:5d} "
-            f"free {point.heap_free_mb:5d}  peak {point.peak_mb:5d}  {point.seconds:7.1f} s\n"
+            f"{part:<10} {done:5d}  RSS {point.rss_mb:5d} MB  in use {used_mb:5d}  "
+            f"tensors {point.tensors_mb:5d}  free {point.heap_free_mb:5d}  peak {point.peak_mb:5d}  "
+            f"{point.seconds:7.1f} s\n"
         )
         sys.stdout.flush()
+
+
+def live_tensor_bytes() -> int:
+    """The storages of all tensors that Python can reach, each once; a prepacked matrix by its elements."""
+    sizes: dict[int, int] = {}
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), torch.Tensor):
+            continue
+        if candidate.layout is torch.strided:
+            storage = candidate.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        else:
+            sizes[id(candidate)] = candidate.numel() * candidate.element_size()
+    return sum(sizes.values())
 
 
 class Load:

@@ -1,11 +1,13 @@
 """Learning from ratings with the bundled model, for several seeds: raw metrics as JSON.
 
     python bench/feedback.py --seeds 0,1,2 --minutes 20 --output feedback.json [--device cuda] [--size gpu]
+    python bench/feedback.py --seeds 0 --policies-only --variant dpo_rate=1e-4 --variant kto_beta=0.3
 
 Each seed: the calculator's warm start, answers to questions rated by a rule, DPO, KTO, reward models with 0,
 10 and 30 % of the labels flipped, RLHF with and without a KL penalty. Policies are compared on held-out
 questions by the rule, and on the calculator's held-out tasks. The file is rewritten after every stage, and no
-stage starts once the time is spent, so that what was measured is never lost.
+stage starts once the time is spent, so that what was measured is never lost. Each --variant trains DPO
+and KTO once more, on the same answers with other fields of the recipe, as variant-1, variant-2 and so on.
 """
 
 from __future__ import annotations
@@ -96,6 +98,8 @@ class Seed:
         self.base: Any = None
         self.models: dict[float, str] = {}
         self.with_warm_start = True
+        self.with_rewards = True
+        self.variants: dict[str, Any] = {}
         # Answers are found in the store by the name of their run: that of an earlier benchmark is another.
         self.stamp = f"{time.time():.0f}"
 
@@ -130,13 +134,25 @@ class Seed:
         )
         for name, work in (("dpo", stages.dpo), ("kto", stages.kto)):
             self._policy(stages, name, self._try(name, lambda work=work: work(files)))
+        for label, recipe in self.variants.items():
+            self._variant(label, recipe, start, files)
         models = {}
-        for noise in NOISE:
+        for noise in NOISE if self.with_rewards else ():
             trained = self._try(f"reward, noise {noise:g}", lambda noise=noise: stages.reward(files, noise))
             if trained is not None:
                 models[noise] = trained["run_dir"]
                 self._keep(f"reward_noise_{noise:g}", trained["held_out"])
         self.stages, self.files, self.models = stages, files, models
+
+    def _variant(self, label: str, recipe: Any, start: StartPolicy, files: Any) -> None:
+        """DPO and KTO with another recipe, on the answers that are rated already."""
+        name, folder = f"feedback-{self.stamp}-{self.seed}-{label}", self.folder / label
+        stages = FeedbackStages(
+            self.processes, self.engine_url, folder, name, recipe, lambda line: None, start, self.seed
+        )
+        for kind, work in (("dpo", stages.dpo), ("kto", stages.kto)):
+            trained = self._try(f"{kind}, {label}", lambda work=work: work(files))
+            self._policy(stages, f"{kind}_{label}", trained)
 
     def reinforce(self, noise: float) -> None:
         """RLHF against the reward model of that label noise, with a KL penalty and without."""
@@ -179,7 +195,7 @@ class Seed:
         policy = warm_start(
             self.processes, self.calculator, self.engine_url, name, folder, rows, lambda line: None
         )
-        return StartPolicy(policy.sampler, policy.weights)
+        return StartPolicy(policy.sampler, policy.weights, rows)
 
     def _try(self, name: str, work: Callable[[], Any]) -> Any:
         return self.record.stage(self.seed, name, work)
@@ -196,6 +212,11 @@ def would_stop_at(curve: list[dict[str, float]]) -> dict[str, Any] | None:
         if reason:
             return {"step": point["step"], "reason": reason}
     return None
+
+
+def _fields(entries: list[str]) -> dict[str, Any]:
+    """FIELD=VALUE …, with values in JSON."""
+    return {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in entries)}
 
 
 def _lines(path: Path) -> int:
@@ -232,6 +253,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--size", default=None, choices=sorted(SIZES))
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of FeedbackRecipe")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="FIELD=VALUE,…", help="DPO and KTO once more"
+    )
+    parser.add_argument("--policies-only", action="store_true", help="no reward models and no RLHF")
     parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
     parser.add_argument("--rlhf-noise", type=float, default=0.1, choices=NOISE, help="of RLHF's reward model")
     given = parser.parse_args()
@@ -240,13 +265,17 @@ def main() -> None:
     device = choose_device(given.device)
     size = given.size or ("gpu" if device == "cuda" else "cpu")
     calculator_recipe, recipe = SIZES[size]
-    changes = {name: json.loads(value) for name, _, value in (entry.partition("=") for entry in given.set)}
-    recipe = replace(recipe, **changes)
+    recipe = replace(recipe, **_fields(given.set))
+    variants = {
+        f"variant-{number}": replace(recipe, **_fields(text.split(",")))
+        for number, text in enumerate(given.variant, 1)
+    }
     folder = ensure_dir(given.folder.absolute())
     facts = {
         "device": device,
         "size": size,
         "recipe": asdict(recipe),
+        "variants": {f"variant-{number}": text for number, text in enumerate(given.variant, 1)},
         "calculator": asdict(calculator_recipe),
     }
     record = Record(given.output.absolute(), facts, given.minutes * 60)
@@ -257,6 +286,7 @@ def main() -> None:
         ]
         for run in runs:
             run.with_warm_start = not given.no_warm_start
+            run.with_rewards, run.variants = not given.policies_only, variants
             run.run()
         for run in runs:  # the longest stage, after every seed has its other measurements
             run.reinforce(given.rlhf_noise)

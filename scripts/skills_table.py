@@ -2,9 +2,10 @@
 
     python scripts/skills_table.py [--check | --from FILE]
 
-Runs the full check of every skill (it downloads packages to the cache of HERMES_HOME) and replaces the text
-between the markers of the page. `--check` writes nothing and fails if names and skills of the page are out of
-date. `--from` takes the result of `hermes skills check --all --online --json` from a file.
+Runs the full check of every skill, with its runnable blocks (it downloads packages to the cache of
+HERMES_HOME), and replaces the text between the markers of the page. `--check` writes nothing and fails if
+names and skills of the page are out of date. `--from` takes the result of
+`hermes skills check … --online --run --json` from a file; rows of other skills stay.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def main() -> int:
         if problems:
             sys.stderr.write(f"docs/skills.md is out of date ({', '.join(problems)}): make skills-table\n")
         return 1 if problems else 0
-    PAGE.write_text(f"{head}{BEGIN}\n{table(options.source)}{END}{tail}", "utf-8")
+    PAGE.write_text(f"{head}{BEGIN}\n{table(options.source, old)}{END}{tail}", "utf-8")
     return 0
 
 
@@ -96,8 +97,8 @@ def answers() -> dict[str, str]:
     return result
 
 
-def table(source: Path | None) -> str:
-    command = [sys.executable, "-m", "hermes", "skills", "check", "--all", "--online", "--json"]
+def table(source: Path | None, old: str) -> str:
+    command = [sys.executable, "-m", "hermes", "skills", "check", "--all", "--online", "--run", "--json"]
     if source is None:
         text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     else:
@@ -107,7 +108,10 @@ def table(source: Path | None) -> str:
         "| name | skill | package | pinned | newest | verified | result |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(name, skill, reports.get(skill)) for name, skill in answers().items()]
+    kept = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")} if source else {}
+    for name, skill in answers().items():
+        row = _row(name, skill, reports.get(skill))
+        lines.append(row if skill in reports else kept.get(name, row))
     return "\n".join(lines) + "\n"
 
 
@@ -119,7 +123,8 @@ def _row(name: str, skill: str, report: dict[str, object] | None) -> str:
     unchecked = report["unchecked"]
     result = str(report["state"])
     if result == "ok":
-        result += f" ({report['blocks']} blocks, {report['lookups']} names)"
+        runs = f", {report['runs']} runs" if report["runs"] else ""
+        result += f" ({report['blocks']} blocks, {report['lookups']} names{runs})"
     elif result == "not checked" and isinstance(unchecked, list):
         result += ": " + re.sub(r"[|\n]", " ", str(unchecked[0]))
     return f"| `{name}` | {skill} | {' | '.join(map(str, cells))} | {result} |"

@@ -32,9 +32,10 @@ def test_every_command_of_the_readme_works(tmp_path: Path, bundled_home: Path) -
         "PATH": f"{venv_bin}:{os.environ['PATH']}",
         "LANG": "C.UTF-8",
     }
-    found = commands()
-    assert len(found) > 10
-    for command in found:
+    printed: dict[str, str] = {}
+    lines = commands()
+    assert len(lines) > 10
+    for command in lines:
         done = subprocess.run(
             ["bash", "-c", command], cwd=tmp_path, env=environ, capture_output=True, text=True
         )
@@ -42,6 +43,9 @@ def test_every_command_of_the_readme_works(tmp_path: Path, bundled_home: Path) -
         assert "Traceback" not in done.stderr, (command, done.stderr)
         assert done.returncode == 0 or command.startswith("hermes -q"), (command, done.stdout, done.stderr)
         assert done.stdout.strip() or command.startswith("printf"), command
+        printed[" ".join(command.split()[:2])] = done.stdout
+    assert "1 trajectories imported" in printed["hermes import"]
+    assert "1 compressed" in printed["hermes compress"]
     assert len((tmp_path / "data/first/trajectories.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "sharegpt.jsonl").read_text()
     assert len((tmp_path / "liked.jsonl").read_text().splitlines()) == 1

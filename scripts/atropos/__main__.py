@@ -1,13 +1,14 @@
 """Runs environment files of Atropos in the original library and in Hermes, and compares what they produce.
 
-    python scripts/atropos CHECKOUT --python ORIGINAL/bin/python [--only WORD …] [--modes process …]
+    python scripts/atropos CHECKOUT --python ORIGINAL/bin/python [--only WORD …] [--modes serve …] [--page P]
 
 CHECKOUT is a folder with the repository's `environments`; ORIGINAL is an environment with atroposlib 0.4.0,
 transformers 4 and the packages of the files. Hermes runs in this Python and finds the files' packages there.
 Each file runs once on each side against one scripted model, with the same seeds and rows (data.py). Compared
 are the groups (tokens, masks, scores, advantages, messages, logprobs, their number and order) and the
-requests to the model; of an evaluation, its metrics. The result is a table and results.json in the folder;
-the exit status is 1 where a file works in the original and Hermes gives something else.
+requests to the model; of an evaluation, its metrics. The result is a table and results.json in the folder, to
+which later runs add; `--page` writes the table of all of them into a page of the documentation, between its
+two marks. The exit status is 1 where a file works in the original and Hermes gives something else.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from pathlib import Path
 from compare import Outcome, describe, difference
 from files import EnvironmentFile, find_files
 from servers import LocalServices
-from side import Side, run_side
+from side import Side, copy_checkout, run_side
 
 from data import tables
 
 GROUPS, GROUP_SIZE = 4, 4
+_MODES = ("process", "serve", "evaluate")
+_BEGIN, _END = "<!-- scripts/atropos: begin -->", "<!-- scripts/atropos: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ def main() -> None:
     parser.add_argument("--python", type=Path, required=True, help="Python with atroposlib 0.4.0")
     parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer; default: the bundled model's")
     parser.add_argument("--only", nargs="*", default=[], help="files whose path contains one of these words")
-    parser.add_argument("--modes", nargs="*", default=["process", "serve", "evaluate"])
+    parser.add_argument("--modes", nargs="*", default=list(_MODES))
     parser.add_argument("--folder", type=Path, default=Path(".atropos"), help="logs and results")
+    parser.add_argument("--page", type=Path, help="a page whose table is replaced, docs/compat.md")
     parser.add_argument("--limit-s", type=float, default=240.0, help="most seconds of one run")
     options = parser.parse_args()
     folder: Path = options.folder.absolute()
@@ -61,13 +65,37 @@ def main() -> None:
         "hermes", Path(sys.executable), folder, tokenizer, options.limit_s, options.python.absolute()
     )
     comparisons: list[Comparison] = []
-    for comparison in _compare_all(options.checkout.absolute(), original, hermes, options):
+    checkout = copy_checkout(options.checkout.absolute(), folder)
+    for comparison in _compare_all(checkout, original, hermes, options):
         comparisons.append(comparison)
-        results = [asdict(comparison) for comparison in comparisons]
-        (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        _add_results(folder / "results.json", [comparison])
+    original.forks.close()
+    hermes.forks.close()
     sys.stdout.write(_markdown(comparisons))
-    bad = [one for one in comparisons if one.verdict in ("differs", "only the original")]
+    if options.page:
+        write_page(options.page, _add_results(folder / "results.json", []))
+    bad = [comparison for comparison in comparisons if comparison.verdict in ("differs", "only the original")]
     sys.exit(1 if bad or not comparisons else 0)
+
+
+def _add_results(file: Path, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """All results of the file, each with its newest comparison, by name."""
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    rows = {(row["file"], row["mode"]): Comparison(**row) for row in earlier}
+    rows |= {(comparison.file, comparison.mode): comparison for comparison in comparisons}
+    results = sorted(rows.values(), key=lambda row: (row.file, _MODES.index(row.mode)))
+    file.write_text(json.dumps([asdict(row) for row in results], indent=1) + "\n", encoding="utf-8")
+    return results
+
+
+def write_page(page: Path, comparisons: Sequence[Comparison]) -> None:
+    """Replaces the table between the marks; a file that ran on neither side is not in it."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not end:
+        sys.exit(f"{page} has no lines {_BEGIN} and {_END}")
+    table = _markdown([row for row in comparisons if row.verdict != "neither"])
+    page.write_text(f"{before}{_BEGIN}\n\n{table}\n{_END}{after}", encoding="utf-8")
 
 
 def _compare_all(

@@ -1,6 +1,9 @@
 """Runs one environment file in one interpreter, with the randomness and the data of the comparison.
 
-    python driver.py original|hermes MODE FILE DATA.json TOKENIZER [flags of the environment]
+    python driver.py original|hermes
+
+It reads runs from standard input, a line of JSON each, and forks a process for each: MODE FILE DATA.json
+TOKENIZER and the flags of the environment. It prints the process and, when that has ended, its status.
 
 Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
 comparison. Three things are replaced, so that two runs can be equal and need no network:
@@ -8,21 +11,25 @@ comparison. Three things are replaced, so that two runs can be equal and need no
 - unseeded randomness (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the name of
   the calling file and a counter, so that what one file draws does not change the draws of another;
 - `datasets.load_dataset` gives the rows of DATA.json;
-- `AutoTokenizer.from_pretrained` and NLTK's downloads give what is on this machine.
+- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import importlib
 import json
 import os
 import random
 import runpy
 import sys
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 _calls: Counter[str] = Counter()
 _DRAWS = (
@@ -40,19 +47,62 @@ _DRAWS = (
 
 
 def main() -> None:
-    side, mode, file, data, tokenizer, *flags = sys.argv[1:]
+    side = sys.argv[1]
     if packages := os.environ.get("HERMES_COMPARE_PACKAGES"):
         sys.path.append(packages)
-    _fix_randomness()
     if side == "hermes":
         from hermes.compat import atropos
 
         atropos.install()
+        importlib.import_module("hermes.envs.cli.run")
+    for name in ("atroposlib.envs.base", "transformers", "datasets", "openai"):
+        importlib.import_module(name)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            _run_child(side, request)
+        _answer(pid)
+        _, status = os.waitpid(pid, 0)
+        _answer(os.waitstatus_to_exitcode(status))
+
+
+def _answer(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def _run_child(side: str, request: dict[str, Any]) -> NoReturn:
+    os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, target)
+    status = 1
+    try:
+        run(side, *request["arguments"])
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - it is the run's result
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str) -> None:
+    _fix_randomness()
     _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
     _replace_tokenizer(tokenizer)
+    _replace_downloads()
     sys.argv = [file, mode, *flags]
     if side == "hermes":
-        _run_with_hermes(file, mode, flags)
+        _run_with_hermes(file, mode, list(flags))
         return
     sys.path[0] = str(Path(file).parent)
     # Last, so that the installed library is used and not the checkout's: some files import `environments`.
@@ -122,10 +172,16 @@ def _replace_datasets(tables: dict[str, Any]) -> None:
         return
 
     def load_dataset(path: str, name: Any = None, *rest: Any, split: Any = None, **options: Any) -> Any:
-        rows = tables.get(f"{path}/{name}") or tables.get(path) or tables["*"]
-        table = datasets.Dataset.from_list(rows)
+        rows = tables.get(path) or tables["*"]
+        if isinstance(name, str):  # equal questions would get their answers in the order of arrival
+            rows = json.loads(json.dumps(rows).replace("version ", f"version {name} "))
+        table = _table(rows)
         if split is None:
-            return datasets.DatasetDict(dict.fromkeys(("train", "test", "validation"), table))
+            splits = dict.fromkeys(("train", "test", "validation"), table)
+            named = {
+                key.partition("#")[2]: rows for key, rows in tables.items() if key.startswith(f"{path}#")
+            }
+            return datasets.DatasetDict(splits | {key: _table(rows) for key, rows in named.items()})
         return table.to_iterable_dataset() if options.get("streaming") else table
 
     def names(path: str, *rest: Any, **options: Any) -> list[str]:
@@ -133,6 +189,34 @@ def _replace_datasets(tables: dict[str, Any]) -> None:
 
     datasets.load_dataset = load_dataset
     datasets.get_dataset_config_names = names
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    """A data set of the rows; the column `image` holds pictures in base64."""
+    import datasets
+
+    if "image" not in rows[0]:
+        return datasets.Dataset.from_list(rows)
+    pictures = [{**row, "image": {"bytes": base64.b64decode(row["image"]), "path": None}} for row in rows]
+    return datasets.Dataset.from_list(pictures).cast_column("image", datasets.Image())
+
+
+def _replace_downloads() -> None:
+    """Files of the hub lie in the folder `hub` of the run, NLTK's data in the one that NLTK_DATA names."""
+    import huggingface_hub
+
+    def list_repo_tree(*names: Any, **options: Any) -> list[Any]:
+        files = sorted(path for path in Path("hub").rglob("*") if path.is_file())
+        sizes = {path.relative_to("hub").as_posix(): path.stat().st_size for path in files}
+        return [SimpleNamespace(path=path, size=size) for path, size in sizes.items()]
+
+    huggingface_hub.list_repo_tree = list_repo_tree
+    huggingface_hub.hf_hub_download = lambda repo, path, **options: str(Path("hub", path))
+    try:
+        import nltk
+    except ImportError:
+        return
+    nltk.download = lambda *names, **options: True
 
 
 def _replace_tokenizer(folder: str) -> None:

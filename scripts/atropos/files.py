@@ -7,8 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_FLAGS = {"answer_format_environment.py": ("--env.seed=7",)}
-"""Its settings draw a seed when they are built, which the original does more often."""
+_TOKEN_SERVERS = frozenset({"t1_env.py"})
+"""Files that ask for token ids in another file."""
+_JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
+_FLAGS = {
+    # Its settings draw a seed when they are built, which the original does more often.
+    "answer_format_environment.py": ("--env.seed=7",),
+    "arena_hard_environment.py": _JUDGE,
+    "refusalbench_environment.py": _JUDGE,
+    "mixeval_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
+    "mtbench_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
+    "simpleqa_eval.py": ("--env.use_llm_judge=true", *_JUDGE),
+}
+"""Flags of single files; ROOT is the address of the scripted model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +43,10 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
         name = path.relative_to(root).as_posix()
         if "/test" not in name and _defines_environment(path):
             evaluation = name.startswith("eval_environments/")
-            server = "sglang" if "managed_server" in path.read_text(encoding="utf-8") else "openai"
+            has_tokens = "managed_server" in path.read_text(encoding="utf-8") or path.name in _TOKEN_SERVERS
+            server = "sglang" if has_tokens else "openai"
             # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
-            flags = ("--env.thinking_mode=false",) if evaluation else _FLAGS.get(path.name, ())
+            flags = (("--env.thinking_mode=false",) if evaluation else ()) + _FLAGS.get(path.name, ())
             yield EnvironmentFile(name, evaluation, server, flags=flags)
 
 

@@ -6,16 +6,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from compare import Outcome
 from files import EnvironmentFile
+from forks import ForkedRun, ForkServer
 from servers import LocalServices
+
+from data import local_files
 
 _DRIVER = Path(__file__).with_name("driver.py")
 
@@ -30,6 +32,11 @@ class Side:
     limit_s: float
     packages_of: Path | None = None
     """The Python whose packages are used after one's own."""
+
+    @cached_property
+    def forks(self) -> ForkServer:
+        command = [str(self.python), str(_DRIVER), self.name]
+        return ForkServer(command, _variables(self, self.folder))
 
     def encoder(self) -> tuple[Callable[[str], list[int]], int]:
         """The ids of a text, and the id that ends an answer."""
@@ -56,6 +63,7 @@ def run_side(
     place = side.folder / "runs" / f"{file.name.replace('/', '.')}.{mode}.{side.name}"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
+    prepare_folder(place, checkout)
     output, evals = place / "groups.jsonl", place / "evals"
     flags = [
         f"--env.tokenizer_name={side.tokenizer}",
@@ -73,45 +81,54 @@ def run_side(
         f"--openai.server_type={file.server_type}",
         f"--openai.tokenizer_name={side.tokenizer}",
         "--slurm=false",
-        *file.flags,
+        *(flag.replace("ROOT", services.root) for flag in file.flags),
     ]
     if mode == "process":
         flags.append(f"--env.data_path_to_save_groups={output}")
     path = checkout / "environments" / file.name
-    command = [str(side.python), str(_DRIVER), side.name, mode, str(path), str(side.folder / "data.json")]
-    with (place / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, str(side.tokenizer), *flags],
-            cwd=place,
-            env=_variables(side, place),
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        timed_out = _wait(process, mode, services, side.limit_s)
+    arguments = [mode, str(path), str(side.folder / "data.json"), str(side.tokenizer), *flags]
+    run = side.forks.start(arguments, place, _variables(side, place), place / "log.txt")
+    timed_out = _wait(run, mode, services, side.limit_s)
     rows = services.groups if mode == "serve" else _lines(output)
-    failure = "took too long" if timed_out else _failure(place / "log.txt", process.returncode)
+    failure = "took too long" if timed_out else _failure(place / "log.txt", run.returncode)
     return Outcome(
         rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode
     )
 
 
-def _wait(process: subprocess.Popen[bytes], mode: str, services: LocalServices, limit_s: float) -> bool:
-    """Whether it had to be ended; a serving one is ended when all groups have arrived."""
-    try:
-        if mode == "serve":
-            waited = 0.0
-            while process.poll() is None and not services.done.wait(0.2) and waited < limit_s:
-                waited += 0.2
-            process.wait(20 if services.done.is_set() else 0.1)
-        else:
-            process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return mode != "serve" or not services.done.is_set()
-    return False
+def copy_checkout(checkout: Path, folder: Path) -> Path:
+    """A copy of the environments with the files that the repository lacks: the checkout stays as it is."""
+    copy = folder / "checkout"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(checkout / "environments", copy / "environments")
+    for name, content in local_files().items():
+        if name.startswith("environments/"):
+            _write(copy / name, content)
+    return copy
+
+
+def prepare_folder(place: Path, checkout: Path) -> None:
+    """Files name data of their own from the root of the checkout, or below the user's home."""
+    (place / "environments").symlink_to(checkout / "environments")
+    for name, content in local_files().items():
+        if not name.startswith("environments/"):
+            _write(place / name, content)
+
+
+def _write(file: Path, content: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, encoding="utf-8")
+
+
+def _wait(run: ForkedRun, mode: str, services: LocalServices, limit_s: float) -> bool:
+    """Whether it had to be ended; a serving one has twenty seconds after all groups have arrived."""
+    if mode != "serve":
+        return not run.wait(limit_s)
+    waited_s = 0.0
+    while run.running and not services.done.wait(0.2) and waited_s < limit_s:
+        waited_s += 0.2
+    ended = run.wait(20 if services.done.is_set() else 0.1)
+    return not ended and not services.done.is_set()
 
 
 def _variables(side: Side, place: Path) -> dict[str, str]:
@@ -126,7 +143,9 @@ def _variables(side: Side, place: Path) -> dict[str, str]:
         "WANDB_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",
         "OPENAI_API_KEY": "x",
-        "NLTK_DATA": str(side.folder / "nltk_data"),
+        "ANTHROPIC_API_KEY": "x",
+        "NOUS_API_KEY": "x",
+        "NLTK_DATA": str(place / "nltk_data"),
     }
     if side.packages_of is not None:
         library = side.packages_of.parent.parent / "lib"

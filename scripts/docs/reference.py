@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: command line, settings, tools and the trajectory API.
+"""Writes docs/reference from the code: commands, settings, variables, tools, metrics, files, API and Python.
 
 `python scripts/docs/reference.py` writes the pages; with `--check` it writes nothing and exits 1 if a page
 differs from the code. The pages contain no figure of this machine.
@@ -13,6 +13,10 @@ from typing import Any, get_args
 
 import click
 
+sys.path.insert(0, str(Path(__file__).parent))  # loaded by its path, it finds its neighbours too
+import reference_data
+import reference_python
+
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 _HEADER = "<!-- Written by scripts/docs/reference.py; edit the code instead. -->\n\n"
 
@@ -24,6 +28,10 @@ def pages() -> dict[str, str]:
         "settings.md": settings,
         "tools.md": tools,
         "trajectory-api.md": trajectory_api,
+        "environment-variables.md": reference_data.variables,
+        "metrics.md": reference_data.metrics,
+        "files.md": reference_data.files,
+        "python.md": reference_python.python_api,
     }
     return {name: _HEADER + "\n".join(lines()).rstrip() + "\n" for name, lines in writers.items()}
 
@@ -46,9 +54,7 @@ def _command(command: click.Command, context: click.Context, level: int) -> Iter
     yield f"```text\n{command.get_usage(context)}\n```\n"
     rows = [row for parameter in command.get_params(context) if (row := parameter.get_help_record(context))]
     if rows:
-        yield "| option | meaning |"
-        yield "|---|---|"
-        yield from (f"| `{_cell(name)}` | {_cell(meaning)} |" for name, meaning in rows)
+        yield from (f"- `{name}`: {' '.join(meaning.split())}" for name, meaning in rows)
         yield ""
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -145,9 +146,30 @@ def test_a_cause_is_the_kind_of_failure() -> None:
     ]
 
 
-def test_elsewhere_than_on_a_terminal_json_lines_are_written_and_one_at_the_end() -> None:
+def test_elsewhere_than_on_a_terminal_plain_lines_are_written_and_one_at_the_end() -> None:
     out = io.StringIO()
-    with open_view(as_json=False, stream=out, title="run", interval_s=0.01) as progress:
+    with open_view(as_json=False, stream=out, title="ru\x1b[2Jn", interval_s=0.01) as progress:
+        progress.started(4, 1)
+        progress.dispatched()
+        while out.getvalue().count("\n") < 1:
+            time.sleep(0.005)
+        finish(progress)
+        seen = out.getvalue().count("\n")
+        while out.getvalue().count("\n") < seen + 2:
+            time.sleep(0.005)
+        before = out.getvalue().splitlines()[-1]
+        finish(progress, SampleState.FAILED, "ProviderError: x", None)
+    first, *_, last = out.getvalue().splitlines()
+    assert re.fullmatch(r"run: 1/4 \(25%\)  1 in flight for [0-9.]+ s", first)
+    assert re.fullmatch(
+        r"run: 2/4 \(50%\)  [0-9.]+/(s|min)  [0-9a-z .]+ left  spent \$0\.50, \$1\.50 by the end", before
+    )
+    assert last.startswith("run: 3/4 (75%)  1 failed  ") and "  in " in last
+
+
+def test_json_lines_are_written_if_asked_for_and_one_at_the_end() -> None:
+    out = io.StringIO()
+    with open_view(as_json=True, stream=out, title="run", interval_s=0.01) as progress:
         progress.started(2, 0)
         finish(progress)
         while out.getvalue().count("\n") < 2:
@@ -226,7 +248,7 @@ def test_on_a_terminal_the_state_is_drawn(terminal: Terminal) -> None:
     assert "ETA" in drawn and "\x1b[2J" not in drawn
 
 
-def test_json_is_written_on_a_terminal_if_asked_for_or_if_it_cannot_draw(
+def test_a_terminal_gets_json_if_asked_for_and_plain_lines_if_it_cannot_draw(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_view(as_json=True, stream=terminal.stream) as progress:
@@ -234,4 +256,6 @@ def test_json_is_written_on_a_terminal_if_asked_for_or_if_it_cannot_draw(
     monkeypatch.setenv("TERM", "dumb")
     with open_view(as_json=False, stream=terminal.stream) as progress:
         progress.started(2, 0)
-    assert [json.loads(line)["total"] for line in terminal.close().splitlines()] == [1, 2]
+    first, second = terminal.close().splitlines()
+    assert json.loads(first)["total"] == 1
+    assert second.startswith(": 0/2 (0%)")

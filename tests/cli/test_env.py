@@ -95,6 +95,31 @@ def test_configured_folders_are_known_and_options_come_in_any_order(home: Path, 
     assert hermes(home, "env", "check", "sums").returncode == 0
 
 
+def test_debug_plays_a_script_and_leaves_nothing_behind(home: Path, sums: Path) -> None:
+    silence = json.loads(hermes(home, "env", "debug", str(sums), "--play", "silence", "--json").stdout)
+    assert silence["reward"] == 0.0 and silence["sequences"] == [] and silence["trajectory"] is None
+    shown = hermes(home, "env", "debug", str(sums), "--task", "2").stdout
+    for part in ("task 2 of sums, played by gold", "\ncall ", "reward 1", "tokens: none to train on"):
+        assert part in shown
+    error, fix = failure(hermes(home, "env", "debug", str(sums), "--play", "nobody"), 2)
+    assert "nobody called 'nobody'" in error and "gold, silence, model" in fix
+    assert not db_path(home).exists()
+
+
+@pytest.mark.slow
+def test_debug_shows_every_token_of_a_model_with_its_mask(home: Path, sums: Path, bundled_home: Path) -> None:
+    with every_other(bundled_home) as server:
+        words = ("env", "debug", str(sums), "--json", *settings(server))
+        done = hermes(home, *words, timeout_s=600)
+    report = json.loads(done.stdout)
+    (sequence,) = report["sequences"]
+    assert [segment["in_loss"] for segment in sequence] == [False, True, False, True]
+    assert ADD_UP in sequence[1]["text"] and sequence[3]["text"].startswith("Done.")
+    assert sequence[1]["mean_logprob"] is not None and sequence[0]["mean_logprob"] is None
+    with Reader(db_path(home)) as reader:
+        assert [summary.id for summary in reader.summaries()] == [report["trajectory"]]
+
+
 def test_new_refuses_a_bad_name_and_an_existing_file(home: Path, sums: Path) -> None:
     error, _ = failure(hermes(home, "env", "new", "sums", "--dir", str(sums.parent)), 2)
     assert "already exists" in error

@@ -81,6 +81,22 @@ def test_filters_split_and_rules_come_together_in_one_command(home: Path, tmp_pa
     assert json.loads((tmp_path / "out.manifest.json").read_text())["rows"] == 2
 
 
+def test_picked_trajectories_are_exported_and_no_other(home: Path, tmp_path: Path) -> None:
+    """By id, by its end, by 'last'; named twice is one row; other conditions hold too."""
+    last, _, second, first = [
+        row["id"] for row in json.loads(hermes(home, "trajectories", "list", "--json").stdout)
+    ]
+    target = tmp_path / "picked.jsonl"
+    picked = ("--id", first, "--id", second[-8:].lower(), "--id", "last", "--id", first)
+    done = hermes(home, "export", "--format", "messages", *picked, "--output", str(target))
+    assert done.returncode == 0, done.stderr
+    assert [row["id"] for row in lines(target)] == [first, second, last]
+    funnel = json.loads((tmp_path / "picked.manifest.json").read_text())["filters"]["stages"]
+    assert {"filter": "ids", "value": [first, second, last], "kept": 3, "removed": 1} in funnel
+    less = hermes(home, "export", "--json", "--preview", *picked, "--where", "metadata.n=0")
+    assert len(json.loads(less.stdout)["rows"]) == 1
+
+
 def test_a_preview_prints_rows_and_writes_nothing(home: Path, tmp_path: Path) -> None:
     text = hermes(home, "export", "--format", "trl-sft", "--preview").stdout
     assert "What is 2 + 2" in text
@@ -138,6 +154,8 @@ def test_a_recipe_comes_with_the_data_it_wants(
             "'turns>two' compares with something that is no number",
         ),
         (("--format", "messages"), "--output is missing"),
+        (("--output", "x.jsonl", "--id", "NOTHING"), "'NOTHING' matches no trajectory"),
+        (("--output", "x.jsonl", "--id", ""), "'' matches more than one trajectory"),
         (("--output", "x.txt"), "'x.txt' does not say which kind of file to write"),
     ],
 )

@@ -1,8 +1,7 @@
 """Atropos's own environment files in the original library and in Hermes: the same groups and metrics.
 
-Set HERMES_TEST_ATROPOS_CHECKOUT to a checkout of NousResearch/atropos and HERMES_TEST_ATROPOS_PYTHON to a
-Python that has atroposlib 0.4.0, transformers 4 and the files' packages (`pip install atroposlib==0.4.0
-'transformers<5' reasoning-gym langdetect`).
+Set HERMES_TEST_ATROPOS_CHECKOUT to a checkout of NousResearch/atropos. The original runs in an environment of
+its own, which is made under .compat; HERMES_TEST_ATROPOS_PYTHON names another one with the same packages.
 """
 
 from __future__ import annotations
@@ -16,10 +15,26 @@ from pathlib import Path
 import pytest
 
 from hermes.models.local.bundled import model_folder
+from tests.compat.venvs import venv_python
 from tests.compat.world import ROOT
 
 CHECKOUT = os.environ.get("HERMES_TEST_ATROPOS_CHECKOUT", "")
 PYTHON = os.environ.get("HERMES_TEST_ATROPOS_PYTHON", "")
+PACKAGES = (
+    "atroposlib==0.4.0",
+    "transformers<5",
+    "reasoning-gym",
+    "langdetect",
+    "beautifulsoup4",
+    "lxml",
+    "scikit-learn",
+    "pandas",
+    "pillow",
+    "toml",
+    "xmltodict",
+    "asteval",
+)
+"""The original and what its files import."""
 FILES = (
     "reasoning_gym_environment.py",
     "tool_use_interleaved_thinking.py",
@@ -32,12 +47,10 @@ FILES = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(
-    not (CHECKOUT and PYTHON),
-    reason="HERMES_TEST_ATROPOS_CHECKOUT and HERMES_TEST_ATROPOS_PYTHON name the original",
-)
+@pytest.mark.skipif(not CHECKOUT, reason="HERMES_TEST_ATROPOS_CHECKOUT names the files")
 def test_public_files_give_the_same_in_the_original_and_here(bundled_home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "atropos"), CHECKOUT, "--python", PYTHON]
+    python = PYTHON or str(venv_python("atropos", *PACKAGES))
+    command = [sys.executable, str(ROOT / "scripts" / "atropos"), CHECKOUT, "--python", python]
     options = ["--tokenizer", str(model_folder(bundled_home)), "--folder", str(tmp_path), "--limit-s", "600"]
     done = subprocess.run([*command, *options, "--only", *FILES], capture_output=True, text=True)
     results = json.loads((tmp_path / "results.json").read_text())

@@ -37,6 +37,37 @@ def commands(page: Path) -> Iterator[Command]:
         yield Command(page, span, is_mention=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(language, text) for language, text in _FENCE.findall(page.read_text("utf-8"))]
+
+
+def opening(page: Path) -> str:
+    """The first paragraphs: what stands between the title and the first block, table or heading."""
+    lines = page.read_text("utf-8").splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("# "))
+    paragraphs = []
+    for line in lines[start + 1 :]:
+        if line.startswith(("```", "|", "#", "<!--", "![")):
+            break
+        paragraphs.append(line)
+    return " ".join(paragraphs)
+
+
+def cells(page: Path) -> list[str]:
+    """The cells of all tables."""
+    rows = [line.strip() for line in _FENCE.sub("", page.read_text("utf-8")).splitlines()]
+    rows = [row for row in rows if row.startswith("|") and not re.fullmatch(r"[|\-: ]+", row)]
+    return [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row.strip("|")) if cell.strip()]
+
+
 def links(page: Path) -> list[str]:
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text("utf-8")))
     return [first or second for first, second in _LINK.findall(text)]

@@ -48,6 +48,12 @@ QUESTIONS = {
     "first rating round": "tutorials/first-rating-round",
     "tool-call parsers": "parsers",
     "from laptop to gpu": "tutorials/laptop-to-gpu",
+    "several GPUs": "howto/several-gpus",
+    "change a setting": "howto/settings",
+    "delete trajectories": "howto/delete",
+    "environment variables": "reference/environment-variables",
+    "proof of training": "explanation/proof-of-training",
+    "trust boundaries": "explanation/trust-boundaries",
 }
 
 

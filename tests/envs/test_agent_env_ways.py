@@ -94,7 +94,7 @@ async def test_evaluation_keeps_out_of_the_training_metrics(
         await env.setup()
         await env.collect_trajectories(env.items[0])
         before = list(env.rewards_for_log)
-        with EvalRunner(env).isolate() as view:
+        with EvalRunner(env).open_view() as view:
             await view.evaluate()
         await env.close()
     assert before == env.rewards_for_log == [0.0, 0.0]

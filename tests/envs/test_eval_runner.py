@@ -22,11 +22,14 @@ class Runner:
 class Env:
     """As environments gather their metrics: in lists, and in everything else."""
 
+    eval_attributes = ("eval_metrics", "eval_counts", "eval_runs", "eval_by_kind")
+
     def __init__(self) -> None:
         self.rewards = [1.0]
         self.recent: deque[float] = deque([1.0], maxlen=8)
         self.by_kind: dict[str, list[float]] = defaultdict(list, {"easy": [1.0]})
-        self.nested = {"train": {"scores": [1.0]}, "eval": {"scores": [0.5]}}
+        self.nested = {"train": {"scores": [1.0]}}
+        self.eval_by_kind = {"easy": {"scores": [0.5]}}
         self.outcomes = Counter({"solved": 1})
         self.seen = {"a"}
         self.total, self.total_score = 1, 1.0
@@ -48,14 +51,13 @@ class Env:
         self.total_score += reward
 
     def counted(self) -> dict[str, Any]:
-        names = ("rewards", "recent", "by_kind", "outcomes", "seen", "total", "total_score")
-        kept = {name: getattr(self, name) for name in names}
-        return {**kept, "train": self.nested["train"]}
+        names = ("rewards", "recent", "by_kind", "nested", "outcomes", "seen", "total", "total_score")
+        return {name: getattr(self, name) for name in names}
 
 
 def test_whatever_is_counted_during_an_evaluation_stays_out_of_training() -> None:
     env, untouched = Env(), Env()
-    with EvalRunner(env).isolate() as view:
+    with EvalRunner(env).open_view() as view:
         assert current_phase() == "eval"
         view.score(-1000.0)
         view.rewards, view.outcomes = [-1000.0], Counter()
@@ -66,7 +68,7 @@ def test_whatever_is_counted_during_an_evaluation_stays_out_of_training() -> Non
 
 def test_training_goes_on_counting_while_an_evaluation_runs() -> None:
     env = Env()
-    with EvalRunner(env).isolate() as view:
+    with EvalRunner(env).open_view() as view:
         view.score(-1000.0)
         env.score(0.0)
         env.eval_metrics.append(("eval/of the run", 1.0))
@@ -77,25 +79,26 @@ def test_training_goes_on_counting_while_an_evaluation_runs() -> None:
     assert [name for name, _ in env.eval_metrics] == ["eval/of the run", "eval/accuracy"]
 
 
-def test_what_says_that_it_is_an_evaluations_comes_back_and_so_do_things_made_on_first_use() -> None:
+def test_declared_results_and_objects_made_on_first_use_are_set_on_the_environment() -> None:
     env, judge = Env(), object()
-    with EvalRunner(env).isolate() as view:
+    with EvalRunner(env).open_view() as view:
         view.eval_metrics = [("eval/accuracy", 0.5)]
         view.eval_counts["asked"] += 3
         view.eval_runs += 1
-        view.nested["eval"]["scores"].append(0.25)
+        view.eval_by_kind["easy"]["scores"].append(0.25)
         view.judge, view.test_set = judge, ["held out"]  # type: ignore[attr-defined]
+        assert env.judge is judge, "at once, while the evaluation runs"
         view.runner.running_items["x"] = 1
         view.runner.sent += 1
     assert (env.eval_metrics, env.eval_counts["asked"], env.eval_runs) == ([("eval/accuracy", 0.5)], 3, 1)
-    assert env.nested["eval"]["scores"] == [0.5, 0.25]
+    assert env.eval_by_kind["easy"]["scores"] == [0.5, 0.25]
     assert (env.judge, vars(env)["test_set"]) == (judge, ["held out"])
     assert (env.runner.running_items, env.runner.sent) == ({"x": 1}, 1), "the framework's state is shared"
 
 
 def test_metrics_of_an_evaluation_are_reported_once_if_training_reports_while_it_runs() -> None:
     env = Env()
-    with EvalRunner(env).isolate() as view:
+    with EvalRunner(env).open_view() as view:
         view.eval_metrics.append(("eval/first", 0.5))
         reported, env.eval_metrics = env.eval_metrics, []
         view.eval_metrics.append(("eval/second", 1.0))
@@ -104,7 +107,51 @@ def test_metrics_of_an_evaluation_are_reported_once_if_training_reports_while_it
 
 def test_an_evaluation_that_fails_leaves_training_as_it_was() -> None:
     env = Env()
-    with pytest.raises(KeyError), EvalRunner(env).isolate() as view:
+    with pytest.raises(KeyError), EvalRunner(env).open_view() as view:
         view.score(-1000.0)
         raise KeyError
     assert env.counted() == Env().counted()
+
+
+def test_the_view_is_an_object_of_the_environments_class() -> None:
+    class Named(Env):
+        judge_name = "none"
+
+        @property
+        def half(self) -> float:
+            return self.total / 2
+
+        @half.setter
+        def half(self, value: float) -> None:
+            self.total = int(2 * value)
+
+        def describe(self) -> str:
+            return f"{type(self).__name__} {self.total}"
+
+    env = Named()
+    with EvalRunner(env).open_view() as view:
+        env.total, env.judge_name = 7, "strict"
+        assert (view.judge_name, view.half) == ("strict", 3.5), "not the default of the class"
+        assert isinstance(view, Named) and view.describe() == "Named 7", "what training set meanwhile is read"
+        view.half = 4.0
+        assert view.total == 8 and env.total == 7, "a property sets the evaluation's own value"
+        del view.total
+        assert view.total == 7
+        with pytest.raises(AttributeError, match="absent"):
+            _ = view.absent  # type: ignore[attr-defined]
+    assert env.total == 7
+
+
+def test_changes_of_undeclared_metrics_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Undeclared(Env):
+        eval_attributes = ()
+
+    runner = EvalRunner(Undeclared())
+    for _ in range(2):
+        with caplog.at_level("INFO"), runner.open_view() as view:
+            view.eval_metrics.append(("eval/accuracy", 0.5))
+            view.total += 1
+            assert view.recent, "read and not changed"
+    [record] = caplog.records
+    message = record.getMessage()
+    assert "self.eval_metrics, self.total;" in message and "eval_attributes of Undeclared" in message

@@ -12,6 +12,7 @@ import pytest
 from hermes.envs.base import BaseEnv
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import FAILED, EnvironmentRunError, GroupFailure, GroupTally
+from hermes.envs.modes.process import ItemDelivery
 from hermes.envs.modes.runner import EnvRunner
 
 
@@ -41,9 +42,10 @@ def items_of(lines: list[bytes]) -> list[int]:
 
 async def test_groups_of_items_that_are_delivered_at_the_same_time_are_kept_apart(tmp_path: Path) -> None:
     runner = make(data_path_to_save_groups=str(tmp_path / "groups.jsonl"))._env_runner
+    delivery = ItemDelivery(runner)
 
     async def run(item: int) -> list[int]:
-        lines, failure = await runner.deliver_lines(await runner.collect_group(item), item)
+        lines, failure = await delivery.deliver(await runner.collect_group(item), item)
         assert failure is None
         return items_of(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent, open_writer
-from hermes.batch.reward import GraderError
+from hermes.batch.reward import GraderError, RewardContext, score
+from hermes.batch.tasks import TaskRow
 from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
 from hermes.envs.agent.grading import grade, uses_results_directly, validate_reward
@@ -25,6 +27,7 @@ from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import SandboxError, UsageError
+from hermes.sandbox.base import Sandbox
 from hermes.tools import registry
 from hermes.tools.base import Workbench
 from tests.fakes.site import Page, Site, page
@@ -106,8 +109,39 @@ async def test_directories_go_in_and_out_whole(ended: tuple[Workbench, AgentResu
     assert sorted(path.name for path in back.rglob("*")) == ["deep", "one.bin", "two words.txt"]
     assert await ctx.download_file("given/one.bin", tmp_path / "single") == {"bytes_written": 256}
     assert await ctx.upload_file(tmp_path / "single", "again") == {"bytes_written": 256}
-    with pytest.raises(SandboxError, match="cannot be copied"):
-        await ctx.download_dir("nowhere", back)
+    assert "nowhere" in (await ctx.download_dir("nowhere", back))["error"]
+    await ctx.cleanup()
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+async def test_a_huge_sparse_file_costs_the_grader_no_more_than_its_limits(
+    ended: tuple[Workbench, AgentResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes.envs.agent.tool_context.MAX_COPY_BYTES", 64 << 20)
+    ctx = await ToolContext.after(ended[0])
+    assert (await ctx.terminal("mkdir d; truncate -s 3G solution.py d/large"))["exit_code"] == 0
+    before = peak_bytes()
+    assert "larger than" in (await ctx.read_file("solution.py"))["error"]
+    assert "larger than" in (await ctx.download_file("solution.py", tmp_path / "out"))["error"]
+    assert "holds more than" in (await ctx.download_dir("d", tmp_path / "copied"))["error"]
+    fresh = await ctx.fresh(["solution.py"])
+    assert (await fresh.terminal("ls -A"))["output"] == ""
+
+    async def read_text(context: RewardContext) -> float:
+        with pytest.raises(OSError, match="larger than"):
+            await context.read_file("solution.py")
+        return 0.0
+
+    async def graded_sandbox() -> Sandbox:
+        return ctx.sandbox
+
+    row, trajectory = TaskRow("k", ("Go.",)), ended[1].trajectory
+    assert await score(read_text, row, trajectory, graded_sandbox) == 0.0
+    assert peak_bytes() - before < 512 << 20
+    assert list(tmp_path.glob("out")) == list(tmp_path.glob("copied/*")) == []
     await ctx.cleanup()
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hermes.errors import AuthError, ProviderError
-from hermes.models.remote.retry import RetryPolicy, pause_s, with_retries
+from hermes.models.remote.retry import OutageWait, RetryPolicy, pause_s, retry_blocking, with_retries
 
 POLICY = RetryPolicy(max_retries=5, base_s=0.5, cap_s=4.0)
 QUICK = RetryPolicy(max_retries=3, base_s=0.001)
@@ -82,3 +82,28 @@ async def test_without_a_deadline_the_retries_still_end() -> None:
     with pytest.raises(ProviderError):
         await run(attempt, timeout_s=None)
     assert attempt.attempts == 4
+
+
+def test_an_outage_is_waited_for_until_the_patience_is_exhausted() -> None:
+    wait = OutageWait(3600.0, POLICY)
+    pauses = [wait.next_pause_s() for _ in range(50)]
+    assert all(pause is not None and 0 <= pause <= POLICY.cap_s for pause in pauses)
+    assert wait.next_pause_s(retry_after_s=60.0) == 60.0
+    assert 3500 < (wait.next_pause_s(retry_after_s=7200.0) or 0) <= 3600, "shortened to the deadline"
+    assert OutageWait(0.0, POLICY).next_pause_s() is None
+
+
+def test_blocking_code_retries_by_the_same_rule() -> None:
+    errors = [OSError("first"), OSError("second"), KeyError("bug")]
+    seen: list[tuple[str, int]] = []
+
+    def attempt() -> str:
+        raise errors.pop(0)
+
+    def pause_after(error: Exception, attempts: int) -> float | None:
+        seen.append((str(error), attempts))
+        return 0.0 if isinstance(error, OSError) else None
+
+    with pytest.raises(KeyError, match="bug"):
+        retry_blocking(attempt, pause_after)
+    assert seen == [("first", 1), ("second", 2), ("'bug'", 3)]

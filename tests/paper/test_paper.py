@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import HermesError, UsageError
+from hermes.paper.bibliography import bibtex_file, find_references
 from hermes.paper.compile import compile_pdf, compiler
 from hermes.paper.latex import escape, number
 from hermes.paper.numbers import check_numbers, text_numbers
 from hermes.paper.project import VENUES, PaperOptions, write_project
 from hermes.paper.record import read_project_records, read_record, read_records
+from hermes.training.monitor.machine_card import record_machine
 from tests.cli.process import failure, hermes
+from tests.fakes.arxiv import serve_arxiv
 from tests.paper.conftest import WriteRun
 
 OFFLINE = PaperOptions(offline=True)
@@ -40,7 +43,6 @@ def test_tables_have_intervals_seeds_evaluations_configuration_and_compute(
     configuration = (paper / "tables/configuration.tex").read_text()
     assert r"\texttt{env.group\_size} & \texttt{8}" in configuration and "private" not in configuration
     assert r"\texttt{a1b2} & 0.017 & 320 & 1200 & 3400 & 5600" in (paper / "tables/compute.tex").read_text()
-    assert "Python" in (paper / "tables/environment.tex").read_text()
     assert "figures/reward.tex" in (paper / "main.tex").read_text()
     assert (paper / "figures/reward-a1b2.dat").read_text().splitlines()[:2] == ["step value", "1 0.35"]
 
@@ -51,6 +53,44 @@ def test_the_checklist_answers_from_the_record(tmp_path: Path, write_run: WriteR
     assert r"\item[Are the seeds reported?] Yes: seeds 3." in single
     assert r"\item[Did every run end by itself?] Yes: completed." in single
     assert r"\item[Is the code public?] \todo" in single
+
+
+def test_the_environment_is_that_of_the_trainer_where_it_was_recorded(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run("a1b2")
+    unknown = project(tmp_path / "before", folder)
+    assert "this paper was written" in (unknown / "tables/environment.tex").read_text()
+    assert "reported?] No; Table" in (unknown / "checklist.tex").read_text()
+    monkeypatch.setattr("hermes.__version__", "9.8.7")
+    for _ in range(2):  # a second start on the same machine adds nothing
+        record_machine(folder)
+    monkeypatch.setattr("hermes.__version__", "9.8.8")
+    record_machine(folder)
+    assert len((folder / "machines.jsonl").read_text().splitlines()) == 2
+    monkeypatch.undo()
+    paper = project(tmp_path, folder)
+    table = (paper / "tables/environment.tex").read_text()
+    assert "the trainer ran, from the record" in table
+    assert table.index("Hermes & 9.8.7") < table.index("Hermes & 9.8.8")
+    assert r"reported?] Yes: Table~\ref{tab:environment}" in (paper / "checklist.tex").read_text()
+    (folder / "machines.jsonl").write_text("{")
+    with pytest.raises(HermesError, match=r"machines\.jsonl is damaged"):
+        read_record(folder)
+
+
+def test_entries_of_the_bibliography_come_from_arxiv_and_then_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    with serve_arxiv() as (url, requested):
+        monkeypatch.setenv("ARXIV_API_URL", url)
+        online = find_references(["2106.09685"], offline=False)
+    assert requested == ["2106.09685"]
+    cached, absent = find_references(["2106.09685", "1234.56789"], offline=True)
+    assert [cached] == online and cached.key is not None and absent.entry is None
+    text = bibtex_file([cached, absent])
+    assert "LoRA: Low-Rank Adaptation" in text and "% arXiv 1234.56789 has no entry: error:" in text
 
 
 def test_numbers_without_a_source_are_found_with_file_and_line(tmp_path: Path, write_run: WriteRun) -> None:

@@ -22,6 +22,8 @@ def test_promote_by_hand_show_and_roll_back(tmp_path: Path) -> None:
     assert "the current policy is base" in hermes(tmp_path, "policy", "rollback").stdout
     error, fix = failure(hermes(tmp_path, "policy", "rollback"), 2)
     assert "no policy was promoted" in error and fix
+    error, fix = failure(hermes(tmp_path, "policy", "compare", "base", "current", "-q", "2+2?"), 2)
+    assert error == "both are policy base" and "hermes policy list" in fix
     error, fix = failure(hermes(tmp_path, "policy", "promote", "NOPE"), 2)
     assert error == "'NOPE' matches no policy" and "hermes policy list" in fix
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
@@ -24,9 +29,11 @@ from hermes.policies.rows import (
 )
 from hermes.policies.scoring import ComparisonGain
 from hermes.policies.sequential import run_test
-from hermes.store import Reader, Writer
+from hermes.rl.supervise.process import fetch_json
+from hermes.store import Filter, Reader, Writer
+from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes
-from tests.engine.http.engine_process import make_tiny
+from tests.engine.http.engine_process import launch, make_tiny, until
 from tests.policies.rated_store import write_rated_store
 
 TEMPLATE = (
@@ -72,17 +79,88 @@ def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
     assert "<h1>" in page.with_name("report.html").read_text()
     error, fix = failure(hermes(tmp_path, "improve", "--base-model", str(tiny), "--device", "cpu"), 2)
     assert "no new ratings" in error and "rate" in fix
+    check_the_name_policy(tmp_path, tiny, record)
     assert "base" in hermes(tmp_path, "policy", "rollback").stdout
 
 
+def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> None:
+    """Chat, `policy compare`, `policy serve`, batch, and training by the name of the promoted policy."""
+    answered = hermes(home, "--model", "policy", "-q", "2 x 3?", "--json", timeout_s=200)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["model"] == f"policy:{record['id']}"
+    compared = hermes(home, "policy", "compare", "base", "current", "-q", "2 x 3?", "--json", timeout_s=200)
+    assert compared.returncode == 0, compared.stderr
+    ((row,), answers) = ((rows := json.loads(compared.stdout)), rows[0]["answers"])
+    assert row["question"] == "2 x 3?" and list(answers) == ["base", record["id"]]
+    prompts = home / "prompts.jsonl"
+    prompts.write_text('{"prompt": "2 x 3?"}\n')
+    command = [sys.executable, "-m", "hermes", "policy", "serve"]
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+            assert url is not None
+            until(lambda: fetch_json(f"{url[0]}/health") is not None)
+            arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "p", "--model", "policy")
+            batch = hermes(home, *arguments, "--max-turns", "1", timeout_s=200)
+            assert batch.returncode == 0, batch.stderr
+            rows_file = home / "sft.jsonl"
+            turns = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6, gladly."}]
+            rows_file.write_text(json.dumps({"messages": turns}) + "\n")
+            trained = hermes(
+                *(home, "train", "sft", str(rows_file), "--start", "policy", "--base-model", str(tiny)),
+                *("--service", url[0], "--name", "again", "--max-steps", "1", "--json"),
+                timeout_s=200,
+            )
+            assert trained.returncode == 0, trained.stderr
+        finally:
+            server.kill()
+    with Reader(home / "hermes.db") as reader:
+        (batched,) = reader.trajectories(Filter(run_id="p"))
+    assert batched.header.model == record["sampler"]
+    state = json.loads((home / "runs" / "again" / "training.json").read_text())
+    assert state["settings"]["start"] == record["weights"]
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_random_ratings_keep_the_old_policy(tmp_path: Path, tiny: Path) -> None:
-    write_rated_store(tmp_path, 64, random_ratings=True)
-    result = run_improve(tmp_path, tiny, "--examples", "0")
-    assert result["promoted"] is False
-    assert json.loads(hermes(tmp_path, "policy", "list", "--json").stdout)["current"] == "base"
-    assert "Kept the old policy" in Path(str(result["report"])).read_text()
+@pytest.mark.timeout(3600)
+def test_random_ratings_keep_the_old_policy_in_twenty_of_twenty_seeds(tmp_path: Path, tiny: Path) -> None:
+    """The whole command each time, with training on the ratings; real ones promote with the same engine."""
+    server = launch(tiny, tmp_path / "engine", "--max-adapters", "64")
+    try:
+        for seed in range(20):
+            home = tmp_path / str(seed)
+            write_rated_store(home, 64, seed=seed, random_ratings=True)
+            arguments = ("--examples", "0", "--service", server.url, "--seed", str(seed))
+            result = run_improve(home, tiny, *arguments)
+            assert result["promoted"] is False, (seed, result)
+            assert "Kept the old policy" in Path(str(result["report"])).read_text()
+        assert json.loads(hermes(home, "policy", "list", "--json").stdout)["current"] == "base"
+        for seed in range(3):
+            home = tmp_path / f"real-{seed}"
+            write_rated_store(home, 64, seed=seed)
+            arguments = ("--examples", "0", "--service", server.url, "--seed", str(seed))
+            assert run_improve(home, tiny, *arguments)["promoted"] is True, seed
+    finally:
+        server.kill()
+
+
+def test_watching_waits_for_ratings_and_says_what_is_missing(tmp_path: Path) -> None:
+    """Real processes: one watches, another one rates. Too few ratings train nothing, and it goes on."""
+    write_rated_store(tmp_path, 1)
+    command = [sys.executable, "-m", "hermes", "improve", "--watch", "--min-new", "4"]
+    environ = {**os.environ, "HERMES_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as watcher:
+        try:
+            assert watcher.stdout is not None
+            assert watcher.stdout.readline().startswith("2 of 4 new ratings; waiting for more")
+            write_rated_store(tmp_path, 2, seed=1)
+            assert "there is too little to learn from" in watcher.stdout.readline()
+            assert re.match(r"\d of \d+ new ratings; waiting for more", watcher.stdout.readline())
+        finally:
+            watcher.kill()
+    assert not PolicyRegistry(tmp_path).policies()
 
 
 def test_random_ratings_promote_nothing_in_twenty_of_twenty_seeds() -> None:
@@ -121,6 +199,8 @@ def test_the_method_is_chosen_by_how_much_there_is_and_said() -> None:
         choose_method(ImprovementRows(spans=[span(number, True) for number in range(40)]))
     with pytest.raises(UsageError, match="no new ratings"):
         choose_method(ImprovementRows())
+    with pytest.raises(UsageError, match="too little to learn from: 0 pairs"):
+        choose_method(ImprovementRows(held_out_spans=[span(0, True)]))
 
 
 def test_held_out_comparisons_share_no_task(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import UsageError
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy, new_policy_id
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy, new_policy_id
+from hermes.training.start_weights import find_start, find_weights
 
 
 def policy(registry: PolicyRegistry, parent: str = BASE_ID, **known: object) -> PolicyRecord:
@@ -54,6 +55,19 @@ def test_names(tmp_path: Path) -> None:
     assert named_policy(tmp_path, None) is None
     with pytest.raises(UsageError, match="matches no policy"):
         named_policy(tmp_path, "policy:NOPE")
+
+
+def test_training_starts_from_a_policy_by_its_name(tmp_path: Path) -> None:
+    registry, model = PolicyRegistry(tmp_path), "hermes/smollm2"
+    assert find_start("policy", tmp_path, model) is None, "before the first promotion it is the base model"
+    with pytest.raises(UsageError, match="is the base model itself"):
+        find_weights("policy", tmp_path)
+    record = policy(registry)
+    registry.promote(record.id, "by hand")
+    for name in ("policy", f"policy:{record.id}"):
+        assert find_start(name, tmp_path, model) == find_weights(name, tmp_path) == record.weights
+    with pytest.raises(UsageError, match="stands on hermes/smollm2, not on another/model"):
+        find_start("policy", tmp_path, "another/model")
 
 
 def test_a_torn_line_of_a_killed_process_is_no_policy(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hermes.core.durations import duration, rate_text
 from hermes.quickstart import engine_metrics
-from hermes.quickstart.progress import INTERVAL_S, StageMeter, duration, rate_text
+from hermes.quickstart.progress import INTERVAL_S, StageMeter
 
 
 def test_a_line_at_intervals_and_one_at_the_end() -> None:

@@ -36,7 +36,14 @@ ARGUMENTS: dict[str, tuple[set[str], list[str]]] = {
     "rl_list_runs": (set(), []),
     "rl_test_inference": ({"num_steps", "group_size", "models"}, []),
 }
-OWN_LOCKED = ("engine_kv_gib", "engine_memory_gib", "sampling_seed", "teacher_model", "teacher_url")
+OWN_LOCKED = (
+    "engine_kv_gib",
+    "engine_memory_gib",
+    "env_replicas",
+    "sampling_seed",
+    "teacher_model",
+    "teacher_url",
+)
 """Fields that the reference does not have."""
 RETURNS: dict[str, set[str]] = {
     "rl_list_environments": {"environments", "count", "tips"},

@@ -94,6 +94,12 @@ def good(http: httpx.Client, adapter: dict[str, bytes]) -> dict[str, Any]:
     return loaded
 
 
+def test_folders_that_the_engine_makes_are_private(server: Server, root: Path) -> None:
+    """Also the parents: the first command of a new user may be `engine serve`."""
+    folders = (root / "a", root / "a" / "b", root / "a" / "b" / "state")
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
 CLIMBING = [
     "../../x",
     "..",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes.core import ToolCall
-from hermes.envs.builtin.calculator import _progress
+from hermes.envs.builtin.calculator import CalculatorEnv, _progress
+from hermes.envs.modes.commandline import build, parse
 from hermes.envs.rewards.text import mentions
 from hermes.envs.tasks.arithmetic import one_step
 from hermes.envs.tasks.corpus.pages import make_lookup, workshops
@@ -53,3 +56,32 @@ def test_a_flood_of_guesses_is_worth_no_more_than_an_attempt() -> None:
     assert _progress(item, [call(item.answer)]) == pytest.approx(0.3)
     assert _progress(item, [call(item.expression)]) == pytest.approx(0.6)
     assert _progress(item, [call(item.expression)] * 3) == pytest.approx(0.1)
+
+
+class RegistrationReached(Exception):
+    """The served environment has its items and would join the run now."""
+
+
+class UnregisteredEnv(CalculatorEnv):
+    async def register_env(self) -> None:
+        raise RegistrationReached
+
+
+async def served_items(*flags: str) -> list[Any]:
+    plain = ["--openai.health_check", "false", "--env.use_wandb", "false", "--env.train_size", "20"]
+    env, _ = build(UnregisteredEnv, parse(["serve", *plain, *flags]))
+    with pytest.raises(RegistrationReached):
+        await env.env_manager()
+    return [await env.get_next_item() for _ in range(20)]
+
+
+async def test_no_served_run_has_items_that_a_policy_can_generate_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_HOME", str(tmp_path))
+    public = await served_items("--env.seed", "0")
+    assert public == await served_items("--env.seed", "0"), "a seed that a person sets holds"
+    first, second = await served_items(), await served_items()
+    prompts = [{str(item) for item in items} for items in (public, first, second)]
+    assert all(len(texts) == 20 for texts in prompts)
+    assert max(len(prompts[a] & prompts[b]) for a, b in ((0, 1), (0, 2), (1, 2))) < 10

@@ -190,25 +190,35 @@ def test_another_user_of_the_machine_is_refused() -> None:
         assert "200 OK" in as_other_user(listener.url)
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[str]:
+@contextmanager
+def trajectory_api(tmp_path: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address of `hermes api` as a process of its own, and the process."""
     environ = {**os.environ, "HERMES_HOME": str(tmp_path / "home"), "HERMES_API_TOKEN": ""}
-    command = [
-        sys.executable,
-        "-m",
-        "hermes",
-        "api",
-        "--port",
-        "0",
-        "--state-dir",
-        str(tmp_path / "new" / "state"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+    folder = str(tmp_path / "new" / "state")
+    command = [sys.executable, "-m", "hermes", "api", "--port", "0", "--state-dir", folder, *flags]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    ) as process:
         assert process.stdout is not None
         announced = re.search(r"http://\S+:\d+", process.stdout.readline())
         assert announced
-        yield announced[0]
+        yield announced[0], process
         process.terminate()
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[str]:
+    with trajectory_api(tmp_path) as (url, _):
+        yield url
+
+
+def test_a_server_without_a_token_says_what_it_gives_up(tmp_path: Path) -> None:
+    with trajectory_api(tmp_path, "--no-token") as (url, process):
+        assert process.stderr is not None
+        assert "every user of this machine can read, score and reset the run" in process.stderr.readline()
+        assert status_of(f"{url}/status") == 200
+        if os.geteuid() == 0 and sys.platform == "linux":
+            assert "403 Forbidden" not in as_other_user(url)
 
 
 def status_of(url: str, method: str = "GET", **headers: str) -> int:

@@ -21,6 +21,9 @@ def wheel(files: Mapping[str, str], scripts: Mapping[str, str] | None = None) ->
             archive.writestr(path, text)
         lines = ["[console_scripts]", *(f"{name} = {target}" for name, target in (scripts or {}).items())]
         archive.writestr("kiln-1.0.dist-info/entry_points.txt", "\n".join(lines))
+        archive.writestr("kiln-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: kiln\nVersion: 1.0\n")
+        archive.writestr("kiln-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("kiln-1.0.dist-info/RECORD", "")
     return buffer.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -274,20 +275,22 @@ def test_runnable_blocks_run_and_a_failure_is_a_problem(home: Path, write_skill:
     assert "burnt" in problems(report)[1]
 
 
-def test_a_package_that_cannot_be_installed_is_said_and_is_not_ok(
+def test_a_block_runs_with_the_packages_it_names_and_one_that_cannot_be_installed_is_not_ok(
     home: Path, write_skill: WriteSkill, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hermes.skills.check.execute.venv.create", lambda *_, **__: None)
-    monkeypatch.setattr("hermes.skills.check.execute.subprocess.run", _failed_pip)
-    write_skill("porcelain", extra=PINNED, body=block("python run", "import kiln"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", registry.url)
+    registry.files["clay-1.0.tar.gz"] = b"it would have to be built"
+    both = PINNED.replace("]", ", {name: clay, version: '1.0'}]")
+    used = block("python run=kiln", "import click, kiln", "assert kiln.burn(2) == 2")
+    missing = block("python run=clay", "import clay")
+    write_skill("porcelain", extra=both, body=f"{used}\n\n{missing}")
     report = SkillReport(list_skills(home).find("porcelain"))
     run_skill(report, home / "cache")
-    assert (
-        report.result == "not checked: its runnable blocks: pip cannot install kiln==1.0 (no wheel for you)"
-    )
-
-
-def _failed_pip(*_: object, **__: object) -> object:
-    import subprocess
-
-    return subprocess.CompletedProcess([], 1, "", "no wheel for you\n")
+    assert problems(report) == [] and report.runs == 1
+    assert report.state is CheckVerdict.NOT_CHECKED
+    assert "SKILL.md:15 cannot be run: pip cannot install clay==1.0 (No matching" in report.unchecked[0]
+    write_skill("bowl", extra=PINNED, body=block("python run=klin", "import kiln"))
+    bowl = SkillReport(list_skills(home).find("bowl"))
+    run_skill(bowl, home / "cache")
+    assert "run= names klin, which the skill does not pin" in bowl.result

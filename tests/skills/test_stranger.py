@@ -7,44 +7,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from hermes.skills import Skill, list_skills
-from hermes.skills.check.package_source import PackageSource, read_archive
 from hermes.skills.check.registry import RegistryError, download, index_url
 from hermes.skills.check.shell_block import commands
 from hermes.skills.check.skill_check import pages
 from tests.cli.process import hermes
-
-ANSWER = """<?xml version="1.0" encoding="UTF-8"?>
-<feed xmlns="http://www.w3.org/2005/Atom" xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/"
-      xmlns:arxiv="http://arxiv.org/schemas/atom">
-  <opensearch:totalResults>1</opensearch:totalResults>
-  <opensearch:startIndex>0</opensearch:startIndex>
-  <opensearch:itemsPerPage>1</opensearch:itemsPerPage>
-  <entry>
-    <id>http://arxiv.org/abs/2106.09685v2</id>
-    <title>LoRA: Low-Rank Adaptation of Large Language Models</title>
-    <summary>We freeze the weights.</summary>
-    <published>2021-06-17T17:37:18Z</published>
-    <updated>2021-10-16T18:40:34Z</updated>
-    <author><name>Edward J. Hu</name></author>
-    <author><name>Yelong Shen</name></author>
-    <arxiv:primary_category term="cs.CL"/>
-    <category term="cs.CL"/>
-    <link href="http://arxiv.org/abs/2106.09685v2" rel="alternate" type="text/html"/>
-  </entry>
-</feed>
-"""
+from tests.fakes.arxiv import serve_arxiv
 
 
 def installed(home: Path, name: str, query: str) -> Skill:
@@ -95,75 +70,58 @@ def test_an_axolotl_configuration_is_validated_by_the_real_schema(tmp_path: Path
     assert bad.returncode == 1 and "learning_rat" in bad.stdout + bad.stderr
 
 
+MISTAKES = {
+    "--tensor-parallel-sise 2": "unrecognized arguments: --tensor-parallel-sise",
+    "--port many": "invalid int value",
+    "--dtype float12": "invalid choice",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_vllm_option_of_the_skill_is_one_of_its_parser(tmp_path: Path) -> None:
+def test_vllms_own_parser_takes_every_command_line_of_the_skill(tmp_path: Path) -> None:
     skill = installed(tmp_path, "vllm", "vllm serve")
-    source = read_archive(skill.packages[0], archive(skill, tmp_path / "cache"))
-    options = serve_options(source)
-    used = {
-        word.partition("=")[0]
+    with zipfile.ZipFile(archive(skill, tmp_path / "cache")) as wheel:
+        names = [name for name in wheel.namelist() if name.endswith((".py", ".json", ".jinja"))]
+        wheel.extractall(tmp_path / "vllm", names)
+    lines = [
+        words[2:]
         for page in pages(skill)
         for block in page.blocks
         if block.language == "bash" and not block.skip
         for _, words in commands(block.text)
         if words[:2] == ["vllm", "serve"]
-        for word in words
-        if word.startswith("--")
+    ]
+    assert len(lines) >= 2, "the skill shows how to serve"
+    # Classes of vLLM derive from msgspec's: an empty module in its place would not do.
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "vllm")]
+    subprocess.run([*pip, "msgspec"], check=True)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("vllm_parser.py")), str(tmp_path / "vllm")],
+        input=json.dumps([*lines, *(["model", *mistake.split()] for mistake in MISTAKES)]),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert len(answer["options"]) > 200
+    named = {
+        span.text.split()[0] for page in pages(skill) for span in page.spans if span.text.startswith("--")
     }
-    assert len(used) >= 5, "the skill shows how to serve"
-    assert {flag for flag in used if flag.replace("_", "-") not in options} == set()
-    assert "--tensor-parallel-sise" not in options
-
-
-def serve_options(source: PackageSource) -> set[str]:
-    """The options that `vllm serve` registers, read from the files that build its parser.
-
-    Most are strings in calls of add_argument; the others are made from the fields of a dataclass there.
-    """
-    places = r"vllm/(engine/arg_utils|entrypoints/launchers/cli_args|entrypoints/cli/serve)\.py$"
-    files = [path for path in source.modules.values() if re.search(places, path)]
-    assert len(files) >= 2
-    text = "\n".join(source.text(path) for path in files)
-    written = set(re.findall(r"\"(--[a-z][\w-]*)\"", text))
-    fields = {f"--{name}" for name in re.findall(r"^    ([a-z]\w+): [^\n]+", text, re.M)}
-    return {option.replace("_", "-") for option in written | fields}
-
-
-@contextmanager
-def recorded_arxiv() -> Iterator[tuple[str, list[str]]]:
-    """A server that gives the recorded answer; its address, and the paths that were requested."""
-    requests: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            requests.append(self.path)
-            self.send_response(200)
-            self.send_header("content-type", "application/atom+xml")
-            self.end_headers()
-            self.wfile.write(ANSWER.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/api/query", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    foreign = {*skill.other_flags, "--format", "--base-url", "--openai.server_type"}
+    assert len(named) > 20 and named - foreign <= set(answer["options"])
+    assert answer["problems"][: len(lines)] == [None] * len(lines)
+    for expected, problem in zip(MISTAKES.values(), answer["problems"][len(lines) :], strict=True):
+        assert expected in problem
 
 
 def test_the_arxiv_script_answers_from_a_server_and_then_from_its_cache(tmp_path: Path) -> None:
     skill = installed(tmp_path, "arxiv", "arxiv papers")
     script = skill.directory / "scripts" / "arxiv_search.py"
-    with recorded_arxiv() as (url, requests):
+    with serve_arxiv() as (url, requested):
         common = ("--base-url", url, "--cache-dir", str(tmp_path / "papers"), "--delay", "0")
         first = run_script(script, "bibtex", "2106.09685", *common)
         assert first.returncode == 0, first.stderr
         again = run_script(script, "bibtex", "2106.09685", *common, "--offline")
     assert "LoRA: Low-Rank Adaptation" in first.stdout and "Edward J. Hu and Yelong Shen" in first.stdout
-    assert again.stdout == first.stdout and len(requests) == 1
+    assert again.stdout == first.stdout and requested == ["2106.09685"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hermes.training.checkpoints import RetentionPolicy
+from hermes.training.monitor.metric_table import undescribed
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.service.client import LoraSpec, connection
 from hermes.training.session import TrainingRunSpec
@@ -52,7 +54,7 @@ def environment(engine: Server, api: str, tiny: Path) -> Iterator[Environment]:
 
 
 @pytest.fixture
-def make_run(engine: Server, tiny: Path, tmp_path: Path) -> MakeRun:
+def make_run(engine: Server, tiny: Path, tmp_path: Path) -> Iterator[MakeRun]:
     """Runs with the service that TINKER_BASE_URL names: the engine, unless a test has another `url`."""
 
     def make(name: str = "run", url: str | None = None, every: int = 25, last: int = 3) -> TrainingRunSpec:
@@ -64,7 +66,15 @@ def make_run(engine: Server, tiny: Path, tmp_path: Path) -> MakeRun:
             RetentionPolicy(every, last),
         )
 
-    return make
+    yield make
+    check_metrics_are_described(tmp_path)
+
+
+def check_metrics_are_described(folder: Path) -> None:
+    """Every metric that the runs of a test wrote has a meaning in the table of metrics."""
+    lines = [line for path in folder.rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    names = {name for line in lines if line.endswith("}") for name in json.loads(line)}
+    assert undescribed(names - {"step", "time_s"}) == set()
 
 
 @pytest.fixture
@@ -87,3 +97,4 @@ def start(tmp_path: Path, engine: Server, tiny: Path) -> Iterator[StartTrainer]:
     yield one
     for process in started:
         process.kill()
+    check_metrics_are_described(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,6 +98,9 @@ def test_supervised_training_that_is_asked_to_end_saves_its_step_and_goes_on_lat
     folder = tmp_path / "home" / "runs" / "s"
     stopped = int(metrics(folder)[-1]["step"])
     assert f"stopped at step {stopped}" in first.output and stopped < 80
+    assert "finishing this step and saving it; Ctrl-C again stops at once" in first.output
+    assert "to go on the same command with --name s" in first.output
+    assert re.search(r"step 3/80  loss .*  [0-9.]+ s  [0-9][0-9a-z .]* left\n", first.output)
     second = start("sft", *given, "--max-steps", str(stopped + 2))
     assert second.wait() == 0, second.output
     assert f"all steps made at step {stopped + 2}" in second.output

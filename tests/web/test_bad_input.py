@@ -128,10 +128,16 @@ ROUTES: dict[str, dict[str, Field]] = {
     "GET /datasets": {
         "format": Field("sharegpt"),
         "q": QUERY,
+        "id": ID,
         "all": Field("1", FLAG),
         "preview": Field("1", FLAG),
     },
-    "POST /datasets": {"format": Field("sharegpt"), "q": QUERY, "all": Field("1", FLAG)},
+    "POST /datasets": {
+        "format": Field("sharegpt"),
+        "q": QUERY,
+        "ids": ID,
+        "all": Field("1", FLAG),
+    },
     "GET /datasets/files/{name:str}": {"name": Field("nothing.jsonl")},
     "GET /policies": {},
     "POST /policies/promote": {"policy": Field("nothing"), "reason": FREE_TEXT},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.rl.run import RunState
 from hermes.store import Reader
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.web.browsing import PAGES, open_page
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
@@ -103,7 +104,7 @@ def test_a_preview_and_an_export_without_javascript(
         page.goto(f"{site.url}/datasets")
         page.get_by_label("Format").select_option("sharegpt")
         page.get_by_role("button", name="Preview").click()
-        assert "conversations" in page.inner_text("pre >> nth=0")
+        assert "carry loss" in page.inner_text(".preview-row >> nth=0")
         page.get_by_role("button", name="Export all rows").click()
         while "running" in page.inner_text("#job"):
             page.reload()
@@ -111,6 +112,55 @@ def test_a_preview_and_an_export_without_javascript(
         with page.expect_download() as download:
             page.locator(".exports > li > a").first.click()
         assert Path(download.value.path()).read_text().count("\n") == 13
+
+
+def test_picked_rows_are_exported(browser: Browser, full_home: tuple[WebSite, dict[str, str]]) -> None:
+    """By key and by click; the bar shows how many and the command; the export has these rows."""
+    site, _ = full_home
+    with open_page(browser, site) as (page, trouble):
+        page.goto(f"{site.url}/trajectories?q=outcome%3Dcompleted+run~batch")
+        bar = page.locator("#picked")
+        assert bar.is_hidden()
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+        page.locator("[data-pick]").nth(3).check()
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+        picked = [box.get_attribute("value") or "" for box in page.locator("[data-pick]:checked").all()]
+        assert len(picked) == 3, "a key works after a click"
+        assert bar.is_visible() and page.inner_text("[data-picked-count]") == "3"
+        assert page.inner_text("[data-picked-command]").count("--id ") == 3
+        page.keyboard.press("x")
+        assert page.inner_text("[data-picked-count]") == "2"
+        page.keyboard.press("x")
+        bar.get_by_role("button", name="Export").click()
+        page.get_by_label("Format").select_option("messages")
+        page.get_by_role("button", name="Preview").click()
+        page.wait_for_url("**format=messages*")
+        page.get_by_role("button", name="Export all rows").click()
+        page.wait_for_selector("#job .tag-good")
+        page.goto(f"{site.url}/datasets")
+        with page.expect_download() as download:
+            page.locator(".exports a", has_text="messages-").first.click()
+        rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
+        assert {row["id"] for row in rows} == set(picked)
+        assert trouble.events == []
+
+
+def test_rows_are_picked_and_compared_without_javascript(
+    browser: Browser, full_home: tuple[WebSite, dict[str, str]]
+) -> None:
+    site, _ = full_home
+    with page_without_script(browser) as page:
+        page.goto(f"{site.url}/trajectories")
+        for position in range(2):
+            page.locator("[data-pick]").nth(position).check()
+        page.get_by_role("button", name="Clear").click()
+        assert page.locator("#picked").is_hidden()
+        for position in range(2):
+            page.locator("[data-pick]").nth(position).check()
+        page.get_by_role("button", name="Side by side").click()
+        page.wait_for_url("**/compare?id=*&id=*")
 
 
 def test_a_run_that_lost_its_supervisor_is_stopped_by_a_job(

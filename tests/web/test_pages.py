@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 
@@ -73,19 +73,41 @@ def test_what_the_list_shows_is_what_is_exported(site: WebSite) -> None:
     assert 'value="run=batch-1 reward&gt;0.5"' in page and "Export all rows" in page
 
 
+def test_picked_trajectories_are_previewed_with_their_command_and_their_loss(
+    site: WebSite, ids: list[str]
+) -> None:
+    text = site.get(f"/datasets?preview=1&format=axolotl&id={ids[1]}&id={ids[2][-10:]}").text
+    assert "2 picked trajectories" in text and text.count("<h3>Row") == 2
+    command = f"hermes export --format axolotl --id {ids[1]} --id {ids[2]} --output axolotl.jsonl"
+    assert command in html.unescape(text)
+    parts = re.findall(r"<dt>(\S+) <span class=\"mark\">([a-z ]+)</span>", text)
+    assert set(parts) == {
+        ("system", "no loss"),
+        ("user", "no loss"),
+        ("assistant", "loss"),
+        ("tool", "no loss"),
+    }
+    assert f'name="ids" value="{ids[1]} {ids[2]}"' in text
+    assert site.get("/datasets?id=NOTHING").status == 404
+    many = site.get("/datasets?" + "&".join(f"id={number}" for number in range(501)))
+    assert many.status == 400 and "501 trajectories are picked" in many.text
+
+
 def test_an_export_is_a_job_and_a_file(tmp_path: Path) -> None:
     fill(tmp_path, 8)
     with open_site(tmp_path) as site:
-        started = site.post("/datasets", {"format": "sharegpt", "q": "outcome=completed"})
+        started = site.post("/datasets", {"format": "sharegpt", "q": "outcome=completed Done repairs"})
         assert started.status == 303
         job = started.headers["location"]
         while "tag-live" in (page := site.get(job).text):
             time.sleep(0.2)
         assert "done" in page, page
+        command = html.unescape(page).partition("<code>")[2].partition("</code>")[0]
+        assert "--text 'Done repairs'" in command, "as it is typed in a shell"
         name = re.search(r'href="/datasets/files/(sharegpt-[0-9-]+\.jsonl)"', site.get("/datasets").text)
         assert name
         reply = site.get(f"/datasets/files/{name[1]}")
-        assert reply.status == 200 and reply.text.count("\n") == 7
+        assert reply.status == 200 and reply.text.count("\n") == 6
         assert "attachment" in reply.headers["content-disposition"]
 
 

@@ -1,4 +1,4 @@
-"""The progress of a run: a live view on a terminal, otherwise one JSON line at intervals.
+"""The progress of a run: a live view on a terminal, otherwise one plain line at intervals; JSON on request.
 
 `BatchProgress` receives the pool's events and computes the figures; its clock is injected. Rate, ETA and
 tokens per minute come from a moving window, so that they follow a provider that speeds up or slows down. The
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
+from hermes.core.durations import duration, rate_text
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ _WINDOW_MIN_EVENTS = 20
 """The newest events are kept at any age, so that a slow run has a rate too."""
 _FRAMES_PER_SECOND = 4
 INTERVAL_S = 10.0
-"""Between two JSON lines."""
+"""Between two lines."""
+_FIRST_LINE_S = 2.0
+"""Nothing is silent for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +220,13 @@ def open_view(
 ) -> Iterator[BatchProgress]:
     """The progress of one start, shown on `stream` (standard error) until the block ends.
 
-    Live if it is a terminal that can be drawn on; otherwise, or if `as_json`, one JSON line every
-    `interval_s` and one at the end.
+    Live if it is a terminal that can be drawn on; otherwise a plain line after two seconds, every
+    `interval_s` and at the end. `as_json`: these lines are JSON, on a terminal too.
     """
     out = sys.stderr if stream is None else stream
     progress = BatchProgress()
     if as_json or not out.isatty() or os.environ.get("TERM") == "dumb":
-        with _json_lines(progress, out, title, interval_s):
+        with _lines_at_intervals(progress, out, _json_line if as_json else plain_line, title, interval_s):
             yield progress
         return
     with live_view(progress, out, title):
@@ -231,12 +234,25 @@ def open_view(
 
 
 @contextmanager
-def _json_lines(progress: BatchProgress, out: TextIO, title: str, interval_s: float) -> Iterator[None]:
+def _lines_at_intervals(
+    progress: BatchProgress,
+    out: TextIO,
+    line_of: Callable[[str, str, Snapshot], str],
+    title: str,
+    interval_s: float,
+) -> Iterator[None]:
     ended = threading.Event()
 
+    def write(event: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader is closed
+            out.write(line_of(event, title, progress.snapshot()) + "\n")
+            out.flush()
+
     def tick() -> None:
-        while not ended.wait(interval_s):
-            _write_line(out, "progress", title, progress.snapshot())
+        pause_s = min(_FIRST_LINE_S, interval_s)
+        while not ended.wait(pause_s):
+            write("progress")
+            pause_s = interval_s
 
     thread = threading.Thread(target=tick, name="hermes-progress", daemon=True)
     thread.start()
@@ -245,17 +261,35 @@ def _json_lines(progress: BatchProgress, out: TextIO, title: str, interval_s: fl
     finally:
         ended.set()
         thread.join()
-        _write_line(out, "end", title, progress.snapshot())
+        write("end")
 
 
-def _write_line(out: TextIO, event: str, title: str, snapshot: Snapshot) -> None:
+def _json_line(event: str, title: str, snapshot: Snapshot) -> str:
     data = {
         name: round(value, 6) if isinstance(value, float) else value
         for name, value in snapshot.to_json().items()
     }
-    with contextlib.suppress(OSError, ValueError):  # the reader is closed
-        out.write(json.dumps({"event": event, "title": title, **data}) + "\n")
-        out.flush()
+    return json.dumps({"event": event, "title": title, **data})
+
+
+def plain_line(event: str, title: str, snapshot: Snapshot) -> str:
+    """`first: 42/300 (14%)  2 failed  3.1/s  83 s left  spent $0.12`."""
+    settled = snapshot.finished + snapshot.failed
+    share = f" ({settled / snapshot.total:.0%})" if snapshot.total else ""
+    parts = [f"{printable(title)}: {settled:,}/{snapshot.total:,}{share}"]
+    if snapshot.failed:
+        parts.append(f"{snapshot.failed:,} failed")
+    if snapshot.rate_per_s:
+        parts.append(rate_text(snapshot.rate_per_s))
+    if event == "end":
+        parts.append(f"in {duration(snapshot.elapsed_s)}")
+    elif snapshot.eta_s is not None:
+        parts.append(f"{duration(snapshot.eta_s)} left")
+    else:
+        parts.append(f"{snapshot.in_flight:,} in flight for {duration(snapshot.elapsed_s)}")
+    if snapshot.known_cost_usd:
+        parts.append(_money(snapshot))
+    return "  ".join(parts)
 
 
 @contextmanager
@@ -282,7 +316,7 @@ def render(snapshot: Snapshot, title: str) -> RenderableType:
     settled = snapshot.finished + snapshot.failed
     share = f"{settled / snapshot.total:.0%}" if snapshot.total else ""
     name = Text(printable(title), style="bold", no_wrap=True, overflow="ellipsis")
-    speed = f"{_rate(snapshot.rate_per_s)}   ETA {_clock(snapshot.eta_s)}"
+    speed = f"{rate_text(snapshot.rate_per_s)}   ETA {_clock(snapshot.eta_s)}"
     bar.add_row(
         name,
         ProgressBar(total=max(snapshot.total, 1), completed=settled, width=24),
@@ -320,10 +354,6 @@ def _money(snapshot: Snapshot) -> str:
         return f"spent {amount}unknown ({snapshot.unpriced:,} without a known price)"
     projected = snapshot.projected_cost_usd
     return f"spent ${snapshot.known_cost_usd:.2f}" + (f", ${projected:.2f} by the end" if projected else "")
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.1f}/s" if per_s >= 0.1 or not per_s else f"{60 * per_s:.1f}/min"
 
 
 def _clock(seconds: float | None) -> str:

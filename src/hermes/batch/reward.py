@@ -8,6 +8,7 @@ failed: the trajectory is kept without a reward and with the reason, and is neve
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import inspect
 import math
@@ -27,6 +28,8 @@ Result = TypeVar("Result")
 RewardFunction = Callable[["RewardContext"], Any]
 OpenSandbox = Callable[[], Awaitable["Sandbox"]]
 """The rollout's sandbox, once a reward function needs it."""
+MAX_CONTENT_BYTES = 32 << 20
+"""Of a file that a grader reads as text: a sparse file costs a policy nothing, and the trainer its size."""
 
 
 class GraderError(HermesError):
@@ -60,10 +63,12 @@ class RewardContext:
         return self._wait(run())
 
     def read_file(self, path: str) -> Any:
-        """A file of the workspace, as text."""
+        """A file of the workspace, as text. OSError: it is missing, unreadable or over MAX_CONTENT_BYTES."""
 
         async def read() -> str:
-            data = await (await self._open_sandbox()).read_file(path)
+            data = await (await self._open_sandbox()).read_file(path, MAX_CONTENT_BYTES + 1)
+            if len(data) > MAX_CONTENT_BYTES:
+                raise OSError(errno.EFBIG, f"larger than {MAX_CONTENT_BYTES} bytes", path)
             return data.decode("utf-8", "replace")
 
         return self._wait(read())

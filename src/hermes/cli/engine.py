@@ -58,6 +58,13 @@ def engine() -> None:
     type=click.IntRange(min=1),
     help="Adapters in training at once.",
 )
+@click.option(
+    "--replicas",
+    default="1",
+    show_default=True,
+    metavar="N|auto",
+    help="Worker processes, each with a copy of the model; auto: one a GPU, or one for eight CPU cores.",
+)
 @click.option("--max-length", type=click.IntRange(min=2), help="Longest sequence; default: the model's own.")
 @click.option(
     "--kv-gib",
@@ -103,6 +110,7 @@ def serve(
     device: str,
     dtype: str,
     max_adapters: int,
+    replicas: str,
     max_length: int | None,
     kv_gib: float | None,
     memory_gib: float | None,
@@ -148,6 +156,7 @@ def serve(
         client_timeout_s=client_timeout_s,
         parser=get_parser(tool_parser).name,
         any_user=no_token,
+        replicas=_replica_count(replicas),
     )
     if no_token and options.token is None:
         click.echo(
@@ -268,6 +277,17 @@ def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) ->
     folder, _ = _find_model(model)
     report = measure(EngineOptions(folder, device=device, dtype=dtype), baseline=baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
+
+
+def _replica_count(text: str) -> int | None:
+    """None: automatic."""
+    from hermes.errors import UsageError
+
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise UsageError(f"--replicas is '{text}'", "give a number from 1 to 64, or auto")
+    return int(text)
 
 
 def _bench_text(report: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Arguments after the environment, including --help, are passed to the environment."""
+_FROM_1 = click.IntRange(min=1)
 _dirs = click.option(
     "--dir", "folders", multiple=True, type=click.Path(path_type=Path), help="Look here as well; repeatable."
 )
@@ -100,12 +101,14 @@ def check(
 
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.envs.cli.check import check_class
 
     named_folders, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
     path = _locate(environment, (*folders, *named_folders))
-    report = check_class(lambda: _load(path), remaining, red_team=red_team)
+    with waiting(f"playing the tasks of {path.stem}"):
+        report = check_class(lambda: _load(path), remaining, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
 
@@ -123,18 +126,82 @@ def _print_report(report: CheckReport, as_json: bool) -> None:
         click.echo(printable(line))
 
 
+@env.command(context_settings={"ignore_unknown_options": True})
+@_dirs
+@click.option(
+    "--task", "number", default=1, show_default=True, type=click.IntRange(min=1), help="Which task."
+)
+@click.option(
+    "--play",
+    "player",
+    metavar="WHO",
+    help="gold, silence, model, or an exploit; default: a model if SETTINGS name a server, else gold.",
+)
+@click.option("--step", "stepwise", is_flag=True, help="Wait for a key after each block.")
+@json_option
+@click.argument("environment")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@stored_variables
+def debug(
+    environment: str,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    number: int,
+    player: str | None,
+    stepwise: bool,
+    as_json: bool,
+) -> None:
+    """Play one task and show what training sees.
+
+    Prompt, steps, tool calls, the parts of the reward, tokens with their loss mask.
+
+    SETTINGS are the environment's; --openai.base_url URL lets a model play, `local` one in this process.
+    """
+    from hermes.cli.terminal.waiting import waiting
+    from hermes.envs.cli.debug import debug_blocks, debug_class
+    from hermes.safety.text import printable
+
+    path = _locate(environment, folders)
+    with waiting(f"playing task {number} of {path.stem}"):
+        report = debug_class(lambda: _load(path), settings, number=number, player=player)
+    if as_json:
+        click.echo(json.dumps(report.to_json(), ensure_ascii=False))
+        return
+    for heading, text in debug_blocks(report):
+        click.secho(printable(heading), bold=True)
+        click.echo(f"{printable(text)}\n" if text else "")
+        if stepwise:
+            click.pause("(any key: next)")
+    if report.recorded:
+        click.echo(f"recorded: hermes trajectories show {report.rollout.result.trajectory.header.id}")
+
+
 def _mode(name: str, summary: str) -> click.Command:
+    @click.option(
+        "--replicas",
+        default=1,
+        type=click.IntRange(1, 256),
+        hidden=name != "serve",
+        help="Processes that serve it together; one that dies is started again.",
+    )
     @_dirs
     @click.option("--verifiers", "package", metavar="PACKAGE", help="Run this package of verifiers instead.")
     @click.argument("environment", required=False)
     @click.argument("settings", nargs=-1, type=click.UNPROCESSED)
     @stored_variables
     def run(
-        environment: str | None, settings: tuple[str, ...], folders: tuple[Path, ...], package: str | None
+        environment: str | None,
+        settings: tuple[str, ...],
+        folders: tuple[Path, ...],
+        package: str | None,
+        replicas: int,
     ) -> None:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
+        if replicas > 1:
+            _serve_replicas(name, replicas, environment, settings, folders, package)
+            return
         if package is not None:
             _run_package(package, name, (*((environment,) if environment else ()), *settings))
             return
@@ -156,6 +223,32 @@ serve = _mode(
 )
 process = _mode("process", "Write scored groups to a JSONL file, with an HTML page to look at them.")
 evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
+
+
+def _serve_replicas(
+    mode: str,
+    count: int,
+    environment: str | None,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    package: str | None,
+) -> None:
+    """Runs `hermes env serve` that many times, with the same arguments."""
+    from hermes.config.paths import home, logs_dir
+    from hermes.core.ids import new_id
+    from hermes.errors import UsageError
+    from hermes.rl.supervise.env_replicas import EnvReplicaGroup
+
+    if mode != "serve":
+        raise UsageError(f"--replicas is for 'hermes env serve', not for '{mode}'", "leave it out")
+    if package is None and environment is not None:
+        _locate(environment, folders + tuple(_split_options(settings, checks=False)[0]))
+    options = [word for folder in folders for word in ("--dir", str(folder))]
+    options += ["--verifiers", package] if package is not None else []
+    arguments = ("env", "serve", *options, *((environment,) if environment else ()), *settings)
+    logs = logs_dir(home()) / "env_replicas" / new_id()
+    click.echo(f"{count} replicas; their logs are in {logs}", err=True)
+    EnvReplicaGroup(arguments, count, logs, lambda text: click.echo(text, err=True)).run()
 
 
 def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:

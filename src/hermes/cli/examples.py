@@ -30,11 +30,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "env": (
         "hermes env list",
         "hermes env check calculator",
+        "hermes env debug calculator",
         "hermes env process calculator --env.total_steps 4 --openai.base_url http://127.0.0.1:8000/v1",
     ),
     "export": (
         "hermes export --output data.jsonl",
         "hermes export --format trl-preference --min-rating 4 --output pairs.jsonl",
+        "hermes export --id 01M7M0MZ --id last --output picked.jsonl",
         "hermes export --preview",
     ),
     "import": ("hermes import conversations.jsonl",),

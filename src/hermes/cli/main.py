@@ -108,13 +108,15 @@ def _dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _add_examples(command: click.Command, name: str) -> None:
-    """Puts the examples of a command, and of the commands in it, at the end of its help."""
+def _complete(command: click.Command, name: str) -> None:
+    """Adds to a command, and to the commands in it, its examples, and its name for an interrupt."""
     from hermes.cli.examples import examples_text
+    from hermes.cli.terminal.interrupted import NamedContext
 
     command.epilog = command.epilog or examples_text(name)
+    command.context_class = NamedContext
     for subcommand in getattr(command, "commands", {}).values():
-        _add_examples(subcommand, f"{name} {subcommand.name}")
+        _complete(subcommand, f"{name} {subcommand.name}")
 
 
 class LazyGroup(click.Group):
@@ -131,7 +133,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute = COMMANDS[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        _add_examples(command, cmd_name)
+        _complete(command, cmd_name)
         return command
 
     def resolve_command(
@@ -146,6 +148,14 @@ class LazyGroup(click.Group):
             hint = f"Did you mean '{close[0]}'?" if close else "See 'hermes --help'."
             raise click.UsageError(f"no such command '{name}'. {hint} To ask: hermes -q '{question}'", ctx)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from hermes.cli.terminal.interrupted import report_interrupt
+
+            report_interrupt(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

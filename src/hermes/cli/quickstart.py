@@ -42,6 +42,7 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
     """
     import json
 
+    from hermes.cli.terminal.progress import ProgressLines
     from hermes.errors import UsageError
     from hermes.quickstart import report
     from hermes.quickstart.machine import choose_device
@@ -57,7 +58,9 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
     options = QuickstartOptions(
         choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output
     )
-    outcome = run(options, lambda line: click.echo(line, err=as_json))
+    with ProgressLines(to_stderr=as_json) as progress:
+        progress.wait_for("starting")
+        outcome = run(options, progress)
     files = report.write(outcome)
     if as_json:
         click.echo(json.dumps(outcome.to_json()))
@@ -68,9 +71,12 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
 def _feedback(device: str, fast: bool, output: Path, as_json: bool) -> None:
     import json
 
+    from hermes.cli.terminal.progress import ProgressLines
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
     recipe = choose(fast=fast, cuda=device == "cuda")
-    outcome = act.run(recipe, device, output, lambda line: click.echo(line, err=as_json))
+    with ProgressLines(to_stderr=as_json) as progress:
+        progress.wait_for("starting")
+        outcome = act.run(recipe, device, output, progress)
     click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{act.text(outcome)}")

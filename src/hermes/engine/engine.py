@@ -21,6 +21,7 @@ from hermes.engine.compute import Compute, closed_error
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
+from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.sampling.request import parse_request
 from hermes.engine.schedule import ScheduledCall, Task
 from hermes.engine.setup import build
@@ -29,6 +30,7 @@ from hermes.engine.types import (
     AdamParams,
     Datum,
     EngineUserError,
+    Floats,
     LoraConfig,
     Loss,
     SampleRequest,
@@ -50,6 +52,7 @@ class Engine:
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
+        self.limits = self._parts.limits
         self._registry = AdapterRegistry(self._backbone.device, self._backbone.dtype, options.max_adapters)
         self._compute = Compute(self._parts.sampler, lambda: cpu_threads.use_all_threads(threads))
         self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", cpu_threads.single_threaded)
@@ -85,6 +88,34 @@ class Engine:
         return self._call(
             adapter_id, "the training data", lambda handle: self._train(handle, data, loss, forward_only)
         )
+
+    def compute_gradient(
+        self,
+        adapter_id: str,
+        parameters: Floats | None,
+        data: Sequence[Datum],
+        loss: Loss,
+        forward_only: bool = False,
+    ) -> Future[tuple[TrainOutput, Floats | None]]:
+        """The gradient of the data alone, at these flat parameters (None: those of the last call).
+
+        For a replica: the adapter's accumulated gradient and its optimizer are kept elsewhere.
+        """
+
+        def compute(handle: AdapterHandle) -> Task[tuple[TrainOutput, Floats | None]]:
+            adapter = handle.require_adapter()
+            adapter.gradient.zero_()
+            if parameters is not None:
+                with torch.no_grad():
+                    adapter.parameters.copy_(torch.from_numpy(parameters))
+            output = yield from self._train(handle, data, loss, forward_only)
+            return output, None if forward_only else adapter.gradient.cpu().clone().numpy()
+
+        return self._call(adapter_id, "the training data", compute)
+
+    def add_policy(self, weights: LoraWeights, config: LoraConfig) -> Future[str]:
+        """A policy with weights that are in memory."""
+        return self._on_disk(lambda: self._registry.add_policy(weights, config, None))
 
     def optim_step(self, adapter_id: str, params: AdamParams) -> Future[dict[str, float]]:
         def step(handle: AdapterHandle) -> Task[dict[str, float]]:

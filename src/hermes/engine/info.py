@@ -35,6 +35,8 @@ class EngineOptions:
     three copies of the weights and 2.4 GiB, if that is more."""
     kind: Literal["auto", "compact", "transformers"] = "auto"
     """Which implementation of the base model."""
+    device_share: float = 1.0
+    """Of a GPU's free memory, for this engine: replicas on one GPU divide it."""
 
 
 @dataclass(frozen=True, slots=True)

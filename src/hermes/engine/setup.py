@@ -98,14 +98,19 @@ def build(options: EngineOptions) -> EngineParts:
         sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
         stops=StopParser(_tokenizer(options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
-        train_tokens=_train_tokens(backbone, room),
+        train_tokens=_train_tokens(backbone, room, options.device_share),
         base_bytes=base_bytes,
     )
 
 
+def cpu_bytes_needed(base_bytes: int) -> int:
+    """What an engine on a CPU needs beside cache and activations."""
+    return _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+
+
 def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
     """Memory beside weights and runtime, at most what is free. EngineCapacityError: the limit leaves none."""
-    needed = _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+    needed = cpu_bytes_needed(base_bytes)
     limit = options.memory_bytes or max(_CPU_MEMORY_BYTES, needed + _CPU_MIN_ROOM_BYTES)
     room = min(limit - needed, free_bytes(torch.device("cpu")))
     if room <= 0:
@@ -121,7 +126,7 @@ def _kv_tokens(options: EngineOptions, backbone: Backbone, most: int, room: int 
     """Size of the pool of keys and values. EngineCapacityError: too small to use, or more than is free."""
     token_bytes = kv_bytes_per_token(backbone.spec, backbone.dtype)
     free = free_bytes(backbone.device)
-    share = int(free * _CUDA_KV_SHARE) if room is None else int(room * _CPU_KV_SHARE)
+    share = int(free * _CUDA_KV_SHARE * options.device_share) if room is None else int(room * _CPU_KV_SHARE)
     budget = options.kv_bytes or share
     kv_tokens = min(budget // token_bytes, most)
     if kv_tokens < slot_size(1):
@@ -155,7 +160,7 @@ def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:
     return PrefillLimits(_CPU_PREFILL_TOKENS, attention / parameters, _CPU_PREFILL_S)
 
 
-def _train_tokens(backbone: Backbone, room: int | None) -> int:
+def _train_tokens(backbone: Backbone, room: int | None, device_share: float) -> int:
     """Tokens of a training micro-batch: as many as fit with their activations."""
     spec = backbone.spec
     token_bytes = spec.layers * (8 * spec.hidden + 4 * spec.intermediate) * backbone.dtype.itemsize
@@ -163,7 +168,7 @@ def _train_tokens(backbone: Backbone, room: int | None) -> int:
         fewest, most = _CPU_TRAIN_TOKENS
         return max(fewest, min(most, int(room * _CPU_ACTIVATION_SHARE / token_bytes)))
     free = free_bytes(backbone.device)
-    return max(1024, min(65536, int(free * _CUDA_ACTIVATION_SHARE / token_bytes)))
+    return max(1024, min(65536, int(free * device_share * _CUDA_ACTIVATION_SHARE / token_bytes)))
 
 
 def _parameter_count(spec: ModelSpec) -> int:

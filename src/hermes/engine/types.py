@@ -73,6 +73,8 @@ class TrainOutput:
     """Per datum, shaped like its target_tokens, at temperature 1."""
     metrics: Mapping[str, float]
     """Keys are `name:reduction`; `loss:sum` is always present."""
+    trained_tokens: int = 0
+    """Over which the means are taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hermes.envs.concurrency import gather_or_cancel
@@ -40,6 +40,15 @@ class BaseEnv(ABC):
     name: str | None = None
     env_config_cls: ClassVar[Any] = BaseEnvConfig
     server_cls: ClassVar[Any] = APIServer
+    eval_attributes: Sequence[str] = (
+        "eval_metrics",
+        "eval_metrics_custom",
+        "eval_scores_buffer",
+        "eval_stats",
+    )
+    """Numbers and containers in which `evaluate` leaves results for `wandb_log`. During training an
+    evaluation has its own copy of all others. The default: the names that Atropos's environments use."""
+    _tokenizer: PreTrainedTokenizerBase | None = None
 
     def __init__(
         self,
@@ -68,7 +77,7 @@ class BaseEnv(ABC):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer, loaded on first use."""
-        if "_tokenizer" not in vars(self):
+        if self._tokenizer is None:
             from hermes.envs.tokenise import load_tokenizer
 
             self._tokenizer = load_tokenizer(self.config.tokenizer_name)

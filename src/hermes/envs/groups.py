@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.types import ScoredDataGroup
@@ -108,6 +108,12 @@ def to_plain(value: Any) -> Any:
 
 def encode_line(group: Mapping[str, Any]) -> bytes:
     return encode(group).encode() + b"\n"
+
+
+class GroupSink(Protocol):
+    """Where kept groups go: a file, or the lines of the item that is being delivered."""
+
+    def write(self, group: Mapping[str, Any]) -> None: ...
 
 
 class GroupWriter:

@@ -3,16 +3,13 @@ checklist."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-import hermes
 from hermes.paper.latex import escape, number, plot, table
 from hermes.paper.record import MeanInterval, RunRecord, reward_interval
+from hermes.training.monitor.machine_card import MachineCard, this_machine
 
 CURVES = (
     ("reward", "reward/mean", "mean reward"),
@@ -21,8 +18,8 @@ CURVES = (
 )
 """Name of the figure, metric, label of its axis. A metric that no run has gives no figure."""
 ENVIRONMENT_TABLE = "tables/environment.tex"
-"""Its numbers are versions of the machine that writes the paper, not of the record."""
-_PACKAGES = ("torch", "transformers", "tinker", "safetensors", "numpy", "peft", "trl")
+"""Its numbers are versions, not results."""
+ENVIRONMENT_LABEL = "tab:environment"
 _HIDDEN = ("wandb", "url", "path", "dir", "port", "token", "key", "probe", "created_at")
 """Parts of names of settings that belong to a machine or a person, not to a paper."""
 _MAX_SETTINGS = 40
@@ -70,25 +67,36 @@ def configuration_table(record: RunRecord) -> str:
     return table(caption, "tab:configuration", ("setting", "value"), rows or [("--", "--")], "ll")
 
 
-def environment_table() -> str:
-    """The machine that writes the paper; the record of a run does not name its machine."""
-    rows = [(name, escape(value)) for name, value in environment_card()]
-    caption = "Environment in which this paper was written; the record does not name the machine of the run."
-    return table(caption, "tab:environment", ("part", "version"), rows, "ll")
+def environment_table(records: Sequence[RunRecord]) -> str:
+    """Machine and versions of the runs; of the machine that writes the paper where a run recorded none."""
+    recorded = [(card, record.run_id) for record in records for card in record.machines]
+    if not all(record.machines for record in records):
+        rows = _card_rows(this_machine())
+        caption = (
+            "Environment in which this paper was written; the record does not name the machine of every run."
+        )
+        return table(caption, ENVIRONMENT_LABEL, ("part", "version"), rows, "ll")
+    cards: list[MachineCard] = []
+    for card, _ in recorded:
+        if card not in cards:
+            cards.append(card)
+    rows = []
+    for card in cards:
+        if len(cards) > 1:
+            run_ids = dict.fromkeys(run_id for machine, run_id in recorded if machine == card)
+            rows.append(("trained", ", ".join(rf"\texttt{{{escape(run_id)}}}" for run_id in run_ids)))
+        rows += _card_rows(card)
+    caption = "Environment in which the trainer ran, from the record."
+    return table(caption, ENVIRONMENT_LABEL, ("part", "version"), rows, "ll")
 
 
-def environment_card() -> list[tuple[str, str]]:
-    versions = []
-    for package in _PACKAGES:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def _card_rows(card: MachineCard) -> list[tuple[str, str]]:
+    versions = ", ".join(f"{package} {version}" for package, version in card.packages.items())
     return [
-        ("Hermes", hermes.__version__),
-        ("Python", platform.python_version()),
-        ("system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical processors"),
-        ("packages", ", ".join(versions) or "none of those for training"),
+        ("Hermes", escape(card.hermes)),
+        ("Python", escape(card.python)),
+        ("system", escape(card.system)),
+        ("packages", escape(versions or "none of those for training")),
     ]
 
 
@@ -163,7 +171,7 @@ def checklist(records: Sequence[RunRecord]) -> str:
         ("Are results measured on held-out tasks?", _yes(has_evaluation, "Table~\\ref{tab:results}")),
         ("Is the compute reported?", _yes(True, "Table~\\ref{tab:compute}")),
         ("Are tokens counted?", _yes(has_tokens, "Table~\\ref{tab:compute}")),
-        ("Are software versions reported?", _yes(True, "Table~\\ref{tab:environment}")),
+        ("Are software versions reported?", _versions(records)),
         ("Can the numbers be traced to the record?", _yes(True, f"SHA-256 of the metrics: {digests}")),
         ("Did every run end by itself?", _ended(records)),
         ("Is the code public?", "\\todo{the record does not say}"),
@@ -179,6 +187,12 @@ _NONE = MeanInterval(0.0, None, None, None)
 def _ended(records: Sequence[RunRecord]) -> str:
     states = sorted({record.state or "not recorded" for record in records})
     return _yes(states == ["completed"], "completed") if states == ["completed"] else f"{', '.join(states)}."
+
+
+def _versions(records: Sequence[RunRecord]) -> str:
+    if all(record.machines for record in records):
+        return f"Yes: Table~\\ref{{{ENVIRONMENT_LABEL}}}."
+    return f"No; Table~\\ref{{{ENVIRONMENT_LABEL}}} has those of the machine that wrote this paper."
 
 
 def _yes(holds: bool, detail: str) -> str:

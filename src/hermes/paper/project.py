@@ -66,7 +66,7 @@ def write_project(folder: Path, records: Sequence[RunRecord], options: PaperOpti
     files = {
         "tables/results.tex": results_table(records),
         "tables/configuration.tex": configuration_table(records[0]),
-        ENVIRONMENT_TABLE: environment_table(),
+        ENVIRONMENT_TABLE: environment_table(records),
         "tables/compute.tex": compute_table(records),
         "checklist.tex": checklist(records),
         "references.bib": bibtex_file(references),

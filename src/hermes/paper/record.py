@@ -1,4 +1,4 @@
-"""The record of a run, as a paper needs it: metrics, evaluations, configuration, seed, tokens, times.
+"""The record of a run, as a paper needs it: metrics, evaluations, settings, seed, tokens, times, machines.
 
 Reads only. A run of `hermes rl`, of `hermes train`, or any folder with a metrics.jsonl will do.
 """
@@ -17,6 +17,7 @@ from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.errors import HermesError, UsageError
 from hermes.rl.run import read_metrics
+from hermes.training.monitor.machine_card import MachineCard, read_machines
 
 PROJECT_FILE = "paper.json"
 _Z = 1.959963984540054
@@ -47,6 +48,8 @@ class RunRecord:
     started_at_ms: int | None
     ended_at_ms: int | None
     state: str | None
+    machines: Sequence[MachineCard]
+    """Where it was trained, one card for each change; empty in runs of earlier versions."""
     metrics_sha256: str
 
     @property
@@ -126,6 +129,7 @@ def read_record(folder: Path) -> RunRecord:
         started_at_ms=status.get("started_at_ms"),
         ended_at_ms=status.get("ended_at_ms"),
         state=status.get("state"),
+        machines=read_machines(folder),
         metrics_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
     )
 

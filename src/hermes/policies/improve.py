@@ -25,7 +25,6 @@ from hermes.data.formats.trl import preference_row, unpaired_row
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError, UsageError
 from hermes.policies.answers import AnswerPair, answer_both
-from hermes.policies.registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.policies.report import ImprovementFacts, verdict_line, write_report
 from hermes.policies.rows import (
     HeldOutComparison,
@@ -48,6 +47,7 @@ from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.store import Reader
+from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -308,6 +308,7 @@ def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
             span.prompt,
             span.completion,
             span.desirable,
+            span.score,
             span.tools,
             ToolCallStyle.STRUCTURED,
         )

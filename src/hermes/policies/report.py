@@ -12,11 +12,11 @@ from pathlib import Path
 
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.policies.answers import AnswerPair
-from hermes.policies.registry import PolicyRecord
 from hermes.policies.rows import ImprovementRows
 from hermes.policies.scoring import ComparisonGain
 from hermes.policies.sequential import SequentialDecision, SequentialTest, fewest_wins
 from hermes.safety.text import printable
+from hermes.training.policy_registry import PolicyRecord
 
 _EXAMPLES = 5
 _CHARS = 600

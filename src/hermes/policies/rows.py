@@ -111,9 +111,9 @@ def choose_method(rows: ImprovementRows, forced: Method | None = None) -> tuple[
         return Method.DPO, f"dpo: {counts}; too few for a reward model, which needs {RLHF_PAIRS} pairs"
     if enough_spans:
         return Method.KTO, f"kto: {counts}; too few pairs for dpo, which needs {MIN_PAIRS}"
-    if not rows.spans and not rows.pairs:
+    if not (rows.spans or rows.pairs or rows.held_out_spans or rows.held_out_pairs):
         raise UsageError("there are no new ratings to learn from", "rate something: hermes rate queue")
-    if rows.good == 0 or rows.bad == 0:
+    if rows.spans and 0 in (rows.good, rows.bad):
         missing = "bad" if rows.bad == 0 else "good"
         raise UsageError(f"there is no {missing} answer among {counts}", _needs())
     raise UsageError(f"there is too little to learn from: {counts}", _needs())

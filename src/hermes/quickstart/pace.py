@@ -13,8 +13,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hermes.core.durations import duration
 from hermes.errors import HermesError
-from hermes.quickstart.progress import duration
 from hermes.quickstart.recipe import QuickstartRecipe
 
 LIMIT_S = 480.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
+from hermes.core.durations import duration, rate_text
 from hermes.training.session import ProgressCallback
 
 INTERVAL_S = 5.0
@@ -78,14 +79,3 @@ class BatchMeter:
 
     def entry_lost(self, state: SampleState | None) -> None:
         """Ignored: the sample runs again."""
-
-
-def rate_text(per_s: float) -> str:
-    return f"{per_s:.1f}/s" if per_s >= 1 else f"{per_s * 60:.1f}/min"
-
-
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    return f"{whole} s" if whole < 100 else f"{whole // 60} min {whole % 60:02d} s"

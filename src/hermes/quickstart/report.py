@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from hermes.core.durations import duration
 from hermes.disk.files import atomic_write
 from hermes.envs.stats import Interval
 from hermes.quickstart import chart
 from hermes.quickstart.outcome import QuickstartOutcome
-from hermes.quickstart.progress import duration
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

@@ -86,8 +86,9 @@ def waiting_for(run: RlRun, status: RunStatus) -> str | None:
 
 def environment_problem(run: RlRun) -> str | None:
     """The newest failure of the author's code in an environment's log, with file and line; None: none."""
-    logs = [run.log_path("env"), *run.log_path("env").parent.glob(f"env-*_{run.run_id}.log")]
-    problems = [match[1] for log in logs for match in _PROBLEM.finditer(read_tail(log, _LOG_BYTES))]
+    names = [name for name in run.status().processes if name.startswith("env")] or ["env"]
+    logs = [read_tail(run.log_path(name), _LOG_BYTES) for name in names]
+    problems = [match[1] for log in logs for match in _PROBLEM.finditer(log)]
     return printable(problems[-1]) if problems else None
 
 

@@ -150,14 +150,14 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
 
 def _start_weights(home: Path, data: JSONObject) -> JSONObject:
     """The initial weights, resolved once: a run that is named may make more checkpoints meanwhile."""
-    from hermes.training.start_weights import find_folder, find_weights, rank_of
+    from hermes.training.start_weights import find_folder, find_start, rank_of
 
-    name = data["tinker"]["start_from"]
-    if not name:
-        return {}
+    weights = find_start(data["tinker"]["start_from"], home, data["run"]["model"])
+    if weights is None:
+        return {"start_from": ""}
     if data["run"]["service"]:
-        return {"start_from": find_weights(name, home)}
-    folder = find_folder(name, home)
+        return {"start_from": weights}
+    folder = find_folder(weights, home)
     return {"start_from": str(folder), "lora_rank": rank_of(folder)}
 
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, exclusive_lock
+from hermes.training.monitor.step_pace import StepPace
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
+    STOPPED,
     ProgressCallback,
     TrainingRunSpec,
     TrainingSession,
@@ -173,6 +175,7 @@ class _OfflineLoop:
         self._last = last
         self._progress = progress
         self._stop = stop
+        self._pace = StepPace(last)
 
     def run(self) -> TrainResult:
         session = self._session
@@ -222,14 +225,15 @@ class _OfflineLoop:
         patience = self._settings.patience
         if patience is not None and self._session.state.waited >= patience:
             return "held-out loss stopped falling"
-        return "stopped" if self._stop.is_set() and step < self._last else None
+        return STOPPED if self._stop.is_set() and step < self._last else None
 
     def _progress_line(self, step: int, metrics: Mapping[str, float]) -> str:
         line = f"step {step}/{self._last}  loss {metrics[LOSS]:.4f}"
         if EVAL_LOSS in metrics:
             line += f"  held-out {metrics[EVAL_LOSS]:.4f}"
         details = self._objective.describe(metrics)
-        return f"{line}{'  ' if details else ''}{details}  {metrics['time/step_s']:.2f} s"
+        figures = f"{line}{'  ' if details else ''}{details}  {metrics['time/step_s']:.2f} s"
+        return figures + self._pace.left(step)
 
 
 def _identity(run: TrainingRunSpec, objective: OfflineObjective, settings: OfflineSettings) -> JSONObject:

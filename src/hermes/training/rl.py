@@ -1,4 +1,4 @@
-"""Reinforcement learning from scored rollouts: one loop for GRPO and PPO, whatever the loss.
+"""Reinforcement learning from scored rollouts: one loop for GRPO and PPO, whatever the loss or the baseline.
 
 Takes batches from the trajectory API under a lease, computes advantages, updates the adapter through the
 Tinker API, and publishes the new weights, which environments sample from then on. A batch is acknowledged
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from hermes.core.json import JSONObject
 from hermes.serving.trajectory_api import DEFAULT_URL
 from hermes.training.checkpoints import StateFile, exclusive_lock
+from hermes.training.critic import Critic, CriticConfig, open_critic
 from hermes.training.data.api import LEASE_S, LeasedBatch, NoBatch, TrainerApi
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
@@ -31,11 +32,13 @@ from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
 from hermes.training.monitor.rollout_table import COLUMNS, ROLLOUTS, RolloutTable
 from hermes.training.monitor.sinks import Sinks
+from hermes.training.monitor.step_pace import StepPace
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import (
     LIVE_SAMPLERS,
+    STOPPED,
     ProgressCallback,
     TrainingRunSpec,
     TrainingSession,
@@ -77,6 +80,8 @@ class RlTrainerConfig:
     measure_kl: bool = False
     """Report the KL even if it has no weight."""
     rules: BatchConfig = field(default_factory=BatchConfig)
+    critic: CriticConfig | None = None
+    """The baseline is a critic adapter; None: the group's, as the rules say."""
     beta1: float = 0.9
     beta2: float = 0.95
     clip_norm: float = 1.0
@@ -142,6 +147,7 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
         closing(TokenMeter(run.folder)) as meter,
         # Published first: of weights that are published the newest are served as `policy`.
         _reference(run, settings, meter) as reference,
+        open_critic(run, settings.critic, meter, state.step) as critic,
         AdapterClient(run.connection, run.lora, meter, state.weights) as client,
         _proxy(run, services.proxy, meter) as set_policy,
     ):
@@ -160,7 +166,7 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
             api.acknowledge(lease_id)
         api.register(_registration(run, settings, state.step))
         api.keep_leases(state.taken)
-        return RlLoop(session, api, settings, services, reference).run()
+        return RlLoop(session, api, settings, services, reference, critic).run()
 
 
 @contextmanager
@@ -204,8 +210,10 @@ class RlLoop:
         settings: RlTrainerConfig,
         services: RunServices,
         reference: str | None = None,
+        critic: Critic | None = None,
     ) -> None:
         """`reference`: sampler weights, or the base model's name, which is the default."""
+        self._critic = critic
         self._reference = reference or session.run.lora.base_model
         self._session = session
         self._api = api
@@ -225,9 +233,10 @@ class RlLoop:
 
     def run(self) -> TrainResult:
         session, last = self._session, self._settings.num_steps
-        step, ending = session.state.step, "stopped"
+        step, ending = session.state.step, STOPPED
         if step == 0:
             self._evaluate_baseline()
+        pace = StepPace(last)
         while step < last and not self._is_plateau():
             try:
                 batch = self._wait_for_batch(step)
@@ -241,7 +250,7 @@ class RlLoop:
             metrics = self.make_step(step, batch)
             session.log(step, metrics)
             self._write_table(step, batch)
-            self._services.progress(_progress_line(step, last, metrics))
+            self._services.progress(_progress_line(step, last, metrics) + pace.left(step))
             if session.checkpoint_due(step, last) or eval_score(metrics) is not None:
                 self._checkpoint(step, metrics)
             if self._services.guard is not None and (reason := self._services.guard.judge(metrics)):
@@ -253,7 +262,7 @@ class RlLoop:
             self._checkpoint(step, {})
         if step >= last:
             self._batch_guard.check_any_signal()
-        if ending == "stopped" and self._is_plateau():
+        if ending == STOPPED and self._is_plateau():
             ending = PLATEAU
         return session.finish("all steps made" if step >= last else ending)
 
@@ -347,6 +356,8 @@ class RlLoop:
             if session.proof is None:
                 session.begin_proof(batch.sequences[0].tokens)
             metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
+        if self._critic is not None:
+            metrics |= self._critic.update(rate)
         session.publish(step)
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
@@ -380,6 +391,8 @@ class RlLoop:
         settings, groups = self._settings, leased.groups
         if self._services.teacher is not None:
             groups = add_teacher_logprobs(self._services.teacher, groups)
+        if self._critic is not None:
+            groups = self._critic.add_advantages(groups)
         batch = prepare(groups, settings.rules, step)
         self._batch_guard.check(batch)
         if not (settings.kl or settings.measure_kl) or not batch.sequences:
@@ -407,7 +420,11 @@ class RlLoop:
         if score is not None:
             self._count_evaluation(score)
         value = reward if score is None and self._services.evaluate is None else score
+        if self._critic is not None:
+            self._critic.save(step)
         self._session.checkpoint(step, value, self._unacked, evaluated=score is not None)
+        if self._critic is not None:
+            self._critic.drop_older(step)
         for lease_id in self._session.state.settled:
             self._api.acknowledge(lease_id)
 
@@ -437,6 +454,7 @@ def _identity(run: TrainingRunSpec, settings: RlTrainerConfig) -> JSONObject:
         "loss": settings.loss,
         **run.lora.changed_shape(),
         **({"reference": settings.reference} if settings.reference else {}),
+        "baseline": "critic" if settings.critic else None,
     }
 
 

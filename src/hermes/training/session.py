@@ -25,12 +25,15 @@ from hermes.training.checkpoints import (
 )
 from hermes.training.monitor import proof as probe
 from hermes.training.monitor.batch_audit import BatchAudit
+from hermes.training.monitor.machine_card import record_machine
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, is_ready
 
 ProgressCallback = Callable[[str], None]
 T = TypeVar("T")
 
+STOPPED = "stopped"
+"""The reason of a run that a signal ended; it resumes by its name."""
 LIVE_SAMPLERS = 8
 """Published weights that are kept for rollouts in progress, besides those of checkpoints."""
 _DELETED_TOGETHER = 8
@@ -100,6 +103,7 @@ class TrainingSession:
         self._proof: probe.Proof | None = None
         self._audit: BatchAudit | None = None
         sinks.rewind(state.step)
+        record_machine(run.folder)
 
     def write(self, **changes: Any) -> None:
         """Changes the state and writes it to disk."""

@@ -65,10 +65,7 @@ class SftObjective:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        digest = hashlib.blake2b(digest_size=8)
-        for example in self._examples.train:
-            digest.update(repr((example.tokens, example.loss_mask)).encode())
-        return {"data": digest.hexdigest()}
+        return {"data": digest_of_examples(self._examples.train)}
 
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
         pass
@@ -89,9 +86,16 @@ class SftObjective:
         return ""
 
 
-def sft_datums(examples: Sequence[SftExample]) -> list[tinker.Datum]:
-    """Weighted so that the sum of the losses is the mean over all trained tokens."""
-    weight = 1.0 / max(1, sum(example.trained_tokens for example in examples))
+def digest_of_examples(examples: Sequence[SftExample]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for example in examples:
+        digest.update(repr((example.tokens, example.loss_mask)).encode())
+    return digest.hexdigest()
+
+
+def sft_datums(examples: Sequence[SftExample], scale: float = 1.0) -> list[tinker.Datum]:
+    """Weighted so that the sum of the losses is the mean over all trained tokens, times `scale`."""
+    weight = scale / max(1, sum(example.trained_tokens for example in examples))
     return [
         sft_datum(example.tokens, [weight if in_loss else 0.0 for in_loss in example.loss_mask])
         for example in examples

@@ -1,4 +1,4 @@
-"""Finds the weights that a run starts from, by name: a tinker:// path, a PEFT folder, a finished run.
+"""Finds the weights that a run starts from: a tinker:// path, a PEFT folder, a finished run, a policy.
 
 A tinker:// path is valid only at the engine or service that made it. Weights on this machine are uploaded to
 another engine as files, which only a Hermes engine accepts: a service starts from its own paths.
@@ -11,13 +11,34 @@ from pathlib import Path
 
 from hermes.errors import HermesError, UsageError
 from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile, TrainingState
+from hermes.training.policy_registry import named_policy
 
 _SCHEME = "tinker://"
 _ADAPTER = "adapter_config.json"
 
 
+def find_start(name: str | None, home: Path, base_model: str) -> str | None:
+    """The weights of that name; None: the base model itself, which is also the policy before the first
+    promotion. UsageError if the policy stands on another base model."""
+    if not name:
+        return None
+    policy = named_policy(home, name)
+    if policy is None:
+        return find_weights(name, home)
+    if policy.weights is not None and policy.base_model != base_model:
+        raise UsageError(
+            f"policy {policy.id} stands on {policy.base_model}, not on {base_model}",
+            f"--base-model {policy.base_model}, or other weights",
+        )
+    return policy.weights
+
+
 def find_weights(name: str, home: Path) -> str:
     """The folder of an adapter on this machine, or a tinker:// path."""
+    if (policy := named_policy(home, name)) is not None:
+        if policy.weights is None:
+            raise UsageError(f"'{name}' is the base model itself, which has no adapter", "name other weights")
+        return policy.weights
     if name.startswith(_SCHEME):
         return name
     for folder in (Path(name).expanduser().absolute(), home / "runs" / name):
@@ -27,7 +48,8 @@ def find_weights(name: str, home: Path) -> str:
             return _run_weights(folder)
     raise UsageError(
         f"there are no weights called '{name}'",
-        "give a tinker:// path, the folder of a PEFT adapter, or the name of a run that has a checkpoint",
+        "give a tinker:// path, the folder of a PEFT adapter, the name of a run that has a checkpoint, "
+        "'policy', or 'policy:ID'",
     )
 
 

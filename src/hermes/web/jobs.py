@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -41,6 +42,11 @@ class Job:
     log: Path
     started_at_ms: int
     process: subprocess.Popen[bytes] = field(repr=False)
+
+    @property
+    def command_line(self) -> str:
+        """The command, quoted for a shell."""
+        return shlex.join(self.command)
 
     @property
     def running(self) -> bool:

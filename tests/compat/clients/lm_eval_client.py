@@ -1,4 +1,4 @@
-"""lm-eval: `local-completions` with the logprobs of given continuations. Runs where no Hermes is."""
+"""lm-eval: logprobs of given continuations, and answers by both of its clients. Runs where no Hermes is."""
 
 import importlib.metadata
 import json
@@ -15,24 +15,42 @@ rows = [
 ]
 home = Path(folder)
 (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+data = (
+    f"dataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {home / 'rows.jsonl'}\ntest_split: test\n"
+    "doc_to_text: '{{question}}'\n"
+)
 (home / "choices.yaml").write_text(
-    "task: choices\ndataset_path: json\n"
-    f"dataset_kwargs:\n  data_files:\n    test: {home / 'rows.jsonl'}\n"
-    "test_split: test\noutput_type: multiple_choice\ndoc_to_text: '{{question}}'\n"
-    "doc_to_choice: '{{choices}}'\ndoc_to_target: answer\nmetric_list:\n  - metric: acc\n"
+    f"task: choices\n{data}output_type: multiple_choice\ndoc_to_choice: '{{{{choices}}}}'\n"
+    "doc_to_target: answer\nmetric_list:\n  - metric: acc\n"
 )
-arguments = f"model={name},base_url={url}/completions,tokenizer={tokenizer},tokenizer_backend=huggingface"
-results = lm_eval.simple_evaluate(
-    model="local-completions",
-    model_args=f"{arguments},num_concurrent=1,max_retries=1,tokenized_requests=True",
-    tasks=["choices"],
-    task_manager=TaskManager(include_path=str(home), include_defaults=False),
-    bootstrap_iters=0,
+(home / "words.yaml").write_text(
+    f"task: words\n{data}output_type: generate_until\ndoc_to_target: '{{{{choices[0]}}}}'\n"
+    "generation_kwargs:\n  until: ['.']\n  max_gen_toks: 8\n  do_sample: false\n"
+    "metric_list:\n  - metric: bypass\n"
 )
-assert results is not None
-samples = results["samples"]["choices"]
-for sample in samples:
-    logprobs = [pair[0] for pair in sample["filtered_resps"]]
-    assert len(logprobs) == 2 and all(value < 0 for value in logprobs), logprobs
-    print("LOGPROBS", json.dumps([float(value) for value in logprobs]))
+local = f"model={name},tokenizer={tokenizer},tokenizer_backend=huggingface,num_concurrent=2,max_retries=1"
+
+
+def evaluate(client, path, task, **options):
+    results = lm_eval.simple_evaluate(
+        model=client,
+        model_args=f"{local},base_url={url}/{path}",
+        tasks=[task],
+        task_manager=TaskManager(include_path=str(home), include_defaults=False),
+        bootstrap_iters=0,
+        log_samples=True,
+        **options,
+    )
+    assert results is not None
+    return results["samples"][task]
+
+
+for sample in evaluate("local-completions", "completions", "choices"):
+    logprobs = [float(pair[0]) for pair in sample["filtered_resps"]]
+    print("LOGPROBS", json.dumps({"question": sample["doc"]["question"], "logprobs": logprobs}))
+for sample in evaluate("local-completions", "completions", "words"):
+    print("COMPLETED", json.dumps(sample["filtered_resps"][0]))
+chat = "local-chat-completions"
+for sample in evaluate(chat, "chat/completions", "words", apply_chat_template=True):
+    print("CHATTED", json.dumps(sample["filtered_resps"][0]))
 print("OK", importlib.metadata.version("lm-eval"))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.compat.venvs import venv_python
 from tests.engine.http.engine_process import Server, launch
@@ -55,13 +60,44 @@ def test_inspect_ai_evaluates_with_logprobs(engine: Server, tmp_path: Path) -> N
     run_client(python, "inspect_client.py", f"{engine.url}/v1", "hermes/smollm2", str(tmp_path))
 
 
-def test_lm_eval_scores_continuations_as_the_engine_does(
+def test_lm_eval_scores_continuations_as_transformers_does_and_generates(
     engine: Server, bundled_home: Path, tmp_path: Path
 ) -> None:
-    python = venv_python("lm-eval", "torch==2.13.0", "lm-eval[api]", "transformers")
-    tokenizer = bundled_home / "models" / "hermes--smollm2"
-    arguments = (f"{engine.url}/v1", "hermes/smollm2", str(tokenizer), str(tmp_path))
-    assert run_client(python, "lm_eval_client.py", *arguments).count("LOGPROBS") == 2
+    python = venv_python("lm-eval", "lm-eval[api]", "transformers")
+    folder = bundled_home / "models" / "hermes--smollm2"
+    arguments = (f"{engine.url}/v1", "hermes/smollm2", str(folder), str(tmp_path))
+    printed = run_client(python, "lm_eval_client.py", *arguments)
+    scored = [json.loads(line) for line in printed_lines(printed, "LOGPROBS")]
+    choices = {"The sky is": (" blue", " loud"), "Two and two are": (" four", " green")}
+    assert [row["question"] for row in scored] == list(choices)
+    for row in scored:
+        expected = [continuation_logprob(folder, row["question"], word) for word in choices[row["question"]]]
+        assert row["logprobs"] == pytest.approx(expected, abs=1e-3)
+        assert row["logprobs"][0] > row["logprobs"][1], "the model knows which of the two it is"
+    for kind in ("COMPLETED", "CHATTED"):
+        answers = [json.loads(line) for line in printed_lines(printed, kind)]
+        assert len(answers) == 2 and all(isinstance(answer, str) and "." not in answer for answer in answers)
+        assert any(answer.strip() for answer in answers)
+
+
+def printed_lines(printed: str, kind: str) -> list[str]:
+    return [line.partition(" ")[2] for line in printed.splitlines() if line.startswith(f"{kind} ")]
+
+
+def continuation_logprob(folder: Path, context: str, continuation: str) -> float:
+    """By transformers itself: log p of the continuation's tokens after those of the context."""
+    model, tokenizer = _reference(folder)
+    whole = tokenizer(context + continuation, return_tensors="pt")["input_ids"]
+    start = len(tokenizer(context)["input_ids"])
+    with torch.no_grad():
+        logprobs = model(whole).logits[0].log_softmax(-1)
+    targets = whole[0, start:]
+    return float(logprobs[start - 1 : -1].gather(1, targets[:, None]).sum())
+
+
+@cache
+def _reference(folder: Path) -> tuple[Any, Any]:
+    return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
 def test_verifiers_evaluates_its_own_example(engine: Server, tmp_path: Path) -> None:

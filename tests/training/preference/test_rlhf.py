@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from hermes.core import Message
 from hermes.rl.supervise.process import ProcessId
+from hermes.store import Writer
 from tests.engine.http.engine_process import Server
+from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
 from tests.training.world import metrics
 
@@ -74,6 +77,34 @@ def test_a_killed_run_resumes_and_logs_proxy_truth_and_kl_side_by_side(
     time.sleep(1)
     assert not any(process is not None and process.alive() for process in left), "nothing is left running"
     assert not (folder / "rlhf_processes.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_stored_prompts_the_agent_loop_and_a_critic_that_is_killed_and_resumes(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    with Writer(tmp_path / "home" / "hermes.db") as writer:
+        for number in range(16):
+            record(writer, [Message.user(f"q{number}"), Message.assistant("a")], tools=(), run_id="asked")
+    reward_model(hermes, chat_model, files)
+    words = list(rlhf(chat_model, files, "--critic", "--critic-rate", "0.01", "--run", "asked"))
+    place = words.index("--prompts")
+    del words[place : place + 2]
+    words += ["--max-turns", "2", "--toolset", "math"]
+    first = hermes(*words)
+    first.until(rf"step 3/{STEPS}")
+    first.kill()
+    second = hermes(*words)
+    assert second.wait(400) == 0, second.output
+    folder = tmp_path / "home" / "runs" / "r"
+    rows = metrics(folder)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "every step once"
+    for row in rows:
+        assert 0 < row["critic/value"] < 1 and row["critic/loss"] > 0 and row["critic/grad_norm"] > 0
+        assert row["health/group_signal"] == 1.0, "every answer has an advantage"
+    assert len((folder / "prompts.jsonl").read_text().splitlines()) == 16
+    assert list(json.loads((folder / "critic.json").read_text())) == [str(STEPS)], "one critic is kept"
 
 
 @pytest.mark.slow

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes.errors import UsageError
+from hermes.training.checkpoints import StateFile
+from hermes.training.data.sft_examples import SftExample, SftExamples
 from hermes.training.monitor.sinks import JsonLines, Sinks
-from hermes.training.offline import OfflineSettings, train_offline
+from hermes.training.offline import OfflineObjective, OfflineSettings, train_offline
 from hermes.training.preference.dpo import DpoObjective
 from hermes.training.preference.kto import balanced_weights
 from hermes.training.preference.losses import DpoConfig
 from hermes.training.preference.reference import BASE
+from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import Schedule
+from hermes.training.service.client import AdapterClient
+from hermes.training.service.token_meter import TokenMeter
+from hermes.training.session import TrainingRunSpec
+from hermes.training.sft import SftObjective, sft_datums
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
 from tests.training.preference.rows import pair_rows, unpaired_rows
@@ -85,6 +94,52 @@ def test_a_run_goes_on_only_with_the_loss_and_the_reference_it_was_started_with(
     with pytest.raises(UsageError, match="another data"):
         other = DpoObjective(pair_rows(6, seed=1), DpoConfig(), BASE)
         train_offline(run, other, settings, Sinks([]), lambda line: None)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_replayed_rows_keep_a_skill_that_the_verdicts_alone_unlearn(make_run: MakeRun, kind: str) -> None:
+    """The skill: after 270 the model says 301, 302, 303. It is taught first, as the start of both runs."""
+    skill = [
+        SftExample((280 + number, 270, 301, 302, 303), (False, False, True, True, True))
+        for number in range(8)
+    ]
+    settings = OfflineSettings(Schedule(0.01), epochs=99, batch_size=8, max_steps=20)
+    warm = make_run(f"{kind}-skill")
+    taught = train_offline(warm, SftObjective(SftExamples(skill)), settings, Sinks([]), lambda line: None)
+    losses = {}
+    for name, weight in (("alone", 0.0), ("replay", 1.0)):
+        run = make_run(f"{kind}-{name}")
+        run = replace(run, lora=replace(run.lora, start=taught.weights))
+        learner: OfflineObjective = objective(kind)
+        if weight:
+            learner = ReplayObjective(learner, ReplayRows(skill, weight))
+        train_offline(run, learner, settings, Sinks([JsonLines(run.folder)]), lambda line: None)
+        losses[name] = (metrics(run.folder)[-1]["rewards/margin"], skill_loss(run, skill))
+    assert losses["replay"][1] < 0.2 < losses["alone"][1], losses
+    assert min(margin for margin, _ in losses.values()) > 0.1, "both learned what was preferred"
+
+
+def skill_loss(run: TrainingRunSpec, skill: list[SftExample]) -> float:
+    """Of the run's newest weights; of a run that has not begun, of the base model."""
+    state = StateFile(run.folder).state()
+    with (
+        closing(TokenMeter(run.folder)) as meter,
+        AdapterClient(run.connection, run.lora, meter, state.weights if state else None) as client,
+    ):
+        return client.evaluate(sft_datums(skill)).loss
+
+
+def test_a_run_with_other_replayed_rows_is_another_run(make_run: MakeRun) -> None:
+    run, rows = make_run(), pair_rows(6)
+    settings = OfflineSettings(Schedule(0.001), batch_size=3, max_steps=1)
+    skill = [SftExample((270, 301, 302), (False, True, True))]
+    objective = ReplayObjective(DpoObjective(rows, DpoConfig(), BASE), ReplayRows(skill, 0.5))
+    train_offline(run, objective, settings, Sinks([JsonLines(run.folder)]), lambda line: None)
+    untrained = skill_loss(make_run("untrained"), skill)
+    assert metrics(run.folder)[0]["replay/loss"] == pytest.approx(untrained, rel=1e-4), "whatever its weight"
+    with pytest.raises(UsageError, match="another replay"):
+        changed = ReplayObjective(DpoObjective(rows, DpoConfig(), BASE), ReplayRows(skill, 1.0))
+        train_offline(run, changed, settings, Sinks([]), lambda line: None)
 
 
 def test_the_weights_of_the_classes_make_both_count_equally() -> None:

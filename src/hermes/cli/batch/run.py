@@ -30,11 +30,11 @@ from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
 from hermes.models.prices import price_of
 from hermes.models.served import choose_model
-from hermes.policies.registry import named_policy
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset, unusable_toolsets
+from hermes.training.policy_registry import named_policy
 
 _BAD_ROWS_SHOWN = 5
 _NO_TOOLSETS = ("none",)

@@ -81,8 +81,8 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
     from hermes.agent.build import RolloutPlan
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
-    from hermes.policies.registry import named_policy
     from hermes.rl.run import named_run
+    from hermes.training.policy_registry import named_policy
 
     workspace = Path(options.workspace).resolve() if options.workspace else None
     if workspace is not None and not workspace.is_dir():
@@ -104,8 +104,8 @@ async def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
     """The model that the options name. With --base-url alone the server is asked which one it has."""
     from hermes.models.open import open_model
     from hermes.models.served import choose_model
-    from hermes.policies.registry import named_policy
     from hermes.rl.run import named_run
+    from hermes.training.policy_registry import named_policy
 
     if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
         from hermes.policies.open import open_policy_model

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hermes.cli.terminal.waiting import can_redraw
 from hermes.core import JSONObject
+from hermes.core.durations import duration, rate_text
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
@@ -23,11 +25,15 @@ _BAR_CHARS = 40
 
 
 class CompressProgress:
-    """Rows, rate, tokens and the time left: on one line of a terminal, else a JSON line every ten seconds."""
+    """Rows, rate, tokens and the time left: on one line of a terminal, else a line every ten seconds.
+
+    With --json these lines are JSON.
+    """
 
     def __init__(self, before: int, as_json: bool) -> None:
         self._before = before
-        self._live = sys.stderr.isatty() and not as_json
+        self._as_json = as_json
+        self._live = can_redraw(sys.stderr) and not as_json
         self._start_s = self._shown_s = time.monotonic()
         self._rows = self._tokens = self._problems = 0
 
@@ -48,12 +54,15 @@ class CompressProgress:
     def _show(self, event: str, share: float, elapsed_s: float) -> None:
         rate = self._rows / elapsed_s if elapsed_s else 0.0
         left_s = elapsed_s * (1 - share) / share if share else None
-        if self._live:
-            left = "" if left_s is None else f", {left_s:.0f} s left"
+        if not self._as_json:
+            left = f", {duration(left_s)} left" if left_s else ""
             trouble = f", {self._problems} with problems" if self._problems else ""
             rows = self._before + self._rows
-            line = f"{rows} rows, {rate:.1f} a second, {self._tokens} tokens{trouble}{left}"
-            click.echo(f"\r{line:<78}", nl=False, err=True)
+            line = f"{rows} rows, {rate_text(rate)}, {self._tokens} tokens{trouble}{left}"
+            if self._live:
+                click.echo(f"\r{line:<78}", nl=False, err=True)
+            elif event == "progress":
+                click.echo(line, err=True)
             return
         facts = {
             "event": event,

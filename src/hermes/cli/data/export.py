@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,13 @@ _OPTIONS = (
         default="structured",
         show_default=True,
         help="trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
+    ),
+    click.option(
+        "--id",
+        "ids",
+        multiple=True,
+        metavar="ID",
+        help="Only this trajectory: an id, its beginning or end, or 'last'; repeatable.",
     ),
     click.option("--all", "everything", is_flag=True, help="Also trajectories that did not complete."),
     click.option(
@@ -110,6 +117,7 @@ class ExportOptions:
     output: Path | None
     roles: str
     calls: str
+    ids: tuple[str, ...]
     everything: bool
     compressed: bool
     where: tuple[str, ...]
@@ -153,8 +161,8 @@ def export(listing: bool, **params: Any) -> None:
         return
     options = make_options(ExportOptions, {**params, "filters": make_options(FilterOptions, params)})
     recipe = get_recipe(options.recipe) if options.recipe else None
-    plan = _build_plan(_choose_format(options, recipe), options)
     config = load()
+    plan = _build_plan(_choose_format(options, recipe), options, config)
     if options.preview:
         _print_preview(config, plan, options.as_json)
         return
@@ -194,7 +202,7 @@ def _choose_format(options: ExportOptions, recipe: TrainerRecipe | None) -> Form
     return form
 
 
-def _build_plan(form: Format, options: ExportOptions) -> ExportPlan:
+def _build_plan(form: Format, options: ExportOptions, config: Config) -> ExportPlan:
     from hermes.data.export.run import ExportPlan
     from hermes.data.formats.base import ToolCallStyle
     from hermes.data.preference.pairs import PreferenceSource
@@ -206,7 +214,7 @@ def _build_plan(form: Format, options: ExportOptions) -> ExportPlan:
     return ExportPlan(
         form,
         output,
-        _selection(options),
+        _selection(options, config),
         ToolCallStyle(options.calls),
         RedactionLevel(options.redact),
         options.split,
@@ -215,12 +223,18 @@ def _build_plan(form: Format, options: ExportOptions) -> ExportPlan:
     )
 
 
-def _selection(options: ExportOptions) -> TrajectorySelection:
+def _selection(options: ExportOptions, config: Config) -> TrajectorySelection:
+    from hermes.config.paths import db_path
     from hermes.data.export.select import TrajectorySelection
     from hermes.data.where import parse
+    from hermes.store import Reader
 
+    filters = options.filters.build()
+    if options.ids:
+        with Reader(db_path(config.home)) as reader:
+            filters = replace(filters, ids=tuple(dict.fromkeys(map(reader.resolve, options.ids))))
     return TrajectorySelection(
-        options.filters.build(),
+        filters,
         tuple(parse(text) for text in options.where),
         tuple(_rules(options)),
         not options.everything,
@@ -251,12 +265,13 @@ def _rules(options: ExportOptions) -> list[Rule]:
 
 
 def _export(config: Config, plan: ExportPlan) -> ExportReport:
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.paths import db_path
     from hermes.data.export.run import export as run
     from hermes.safety.redact import Redactor
     from hermes.store import Reader
 
-    with Reader(db_path(config.home)) as reader:
+    with Reader(db_path(config.home)) as reader, waiting(f"writing {plan.output.name}"):
         return run(reader, plan, Redactor(config.secrets))
 
 

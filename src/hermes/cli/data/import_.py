@@ -27,6 +27,7 @@ def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_js
     import sys
 
     from hermes.agent.build import open_writer
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.data.importing import import_files
@@ -34,7 +35,7 @@ def import_(files: tuple[Path, ...], form: str | None, run_id: str | None, as_js
     from hermes.store import Reader
 
     config = load()
-    with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
+    with open_writer(config) as writer, Reader(db_path(config.home)) as reader, waiting("importing"):
         result = import_files(list(files), reader, writer, form=form, run_id=run_id)
     if as_json:
         problems = [problem._asdict() for problem in result.problems]

@@ -9,7 +9,7 @@ import click
 from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
-    from hermes.policies.registry import PolicyRegistry
+    from hermes.training.policy_registry import PolicyRegistry
 
 
 @click.group(cls=CommandGroup)
@@ -29,7 +29,7 @@ def list_(as_json: bool) -> None:
 
     from hermes.cli.render import local_time
     from hermes.cli.tables import columns
-    from hermes.policies.registry import BASE_ID
+    from hermes.training.policy_registry import BASE_ID
 
     registry = _registry()
     current, policies = registry.current(), registry.policies()
@@ -92,7 +92,7 @@ def promote(name: str, base_model: str, as_json: bool) -> None:
     import json
     import time
 
-    from hermes.policies.registry import PolicyRecord, new_policy_id
+    from hermes.training.policy_registry import PolicyRecord, new_policy_id
 
     registry = _registry()
     if name.startswith("tinker://"):
@@ -154,6 +154,6 @@ def serve(name: str, port: int | None) -> None:
 
 def _registry() -> PolicyRegistry:
     from hermes.config.load import load
-    from hermes.policies.registry import PolicyRegistry
+    from hermes.training.policy_registry import PolicyRegistry
 
     return PolicyRegistry(load().home)

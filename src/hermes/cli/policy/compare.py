@@ -7,16 +7,21 @@ import json
 
 import click
 
+from hermes.agent.loop import AgentLoop
 from hermes.config.load import Config, load
+from hermes.core import Role
+from hermes.errors import HermesError, UsageError
 from hermes.policies.open import open_policy_model
-from hermes.policies.registry import PolicyRecord, PolicyRegistry
 from hermes.safety.text import printable
+from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
 
 def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) -> None:
     config = load()
     registry = PolicyRegistry(config.home)
     records = [registry.find(name) for name in (first, second)]
+    if records[0].id == records[1].id:
+        raise UsageError(f"both are policy {records[0].id}", "name two policies: hermes policy list")
     sides = [asyncio.run(_answers(config, record, queries)) for record in records]
     rows = [
         {"question": question, "answers": {records[0].id: left, records[1].id: right}}
@@ -49,7 +54,17 @@ async def _answers(config: Config, record: PolicyRecord, queries: tuple[str, ...
                 async with Conversation(config, writer, model, plan, Source.QUERY) as chat:
                     async for _ in chat.send(question):
                         pass
-                    answers.append(chat.loop.messages[-1].content)
+                    answers.append(_answer(chat.loop, record))
         finally:
             await model.close()
     return answers
+
+
+def _answer(loop: AgentLoop, record: PolicyRecord) -> str:
+    """The last answer, or why there is none. HermesError if the policy was not reached at all."""
+    outcome, last = loop.outcome, loop.messages[-1]
+    if outcome is not None and outcome.infrastructure:
+        raise HermesError(f"policy {record.id} did not answer: {outcome.detail}", "hermes doctor")
+    if last.role is Role.ASSISTANT:
+        return last.content
+    return f"(no answer: {outcome.stop_reason.value if outcome else 'interrupted'})"

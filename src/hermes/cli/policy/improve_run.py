@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hermes.cli.rating.auto import open_rater
+from hermes.cli.terminal.progress import ProgressLines
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.errors import UsageError
@@ -19,7 +20,7 @@ from hermes.policies.improve import Improvement, ImproveSettings, improve, new_r
 from hermes.policies.rows import Method
 from hermes.store import Reader
 
-_POLL_S = 10.0
+_POLL_S = 3.0
 
 
 def run_improve(params: Mapping[str, Any]) -> Improvement:
@@ -33,10 +34,11 @@ def run_improve(params: Mapping[str, Any]) -> Improvement:
         )
     values = {item.name: params[item.name] for item in fields(ImproveSettings)}
     values["method"] = Method(params["method"]) if params["method"] else None
-    with Reader(db_path(config.home)) as reader:
+    with Reader(db_path(config.home)) as reader, ProgressLines(to_stderr=params["as_json"]) as progress:
+        progress.wait_for("reading the ratings")
         rater, model = open_rater(config, params, reader) if raters else (None, None)
         try:
-            result = improve(config, ImproveSettings(**values), rater, _progress(params))
+            result = improve(config, ImproveSettings(**values), rater, progress)
         finally:
             if model is not None:
                 asyncio.run(model.close())
@@ -53,22 +55,18 @@ def run_improve(params: Mapping[str, Any]) -> Improvement:
 def watch(params: Mapping[str, Any]) -> None:
     """Until Ctrl-C. A run that has too little to learn from waits for more."""
     config, needed, printed = load(), params["min_new"], -1
-    progress = _progress(params)
     while True:
         count = new_ratings(config)
         if count >= needed:
             try:
                 run_improve(params)
             except UsageError as error:
-                progress(error.message)
+                click.echo(error.message, err=params["as_json"])
                 needed = count + params["min_new"]
             else:
                 needed = params["min_new"]
         elif count != printed:
-            progress(f"{count} of {needed} new ratings; waiting for more (Ctrl-C ends)")
+            line = f"{count} of {needed} new ratings; waiting for more (Ctrl-C ends)"
+            click.echo(line, err=params["as_json"])
             printed = count
         time.sleep(_POLL_S)
-
-
-def _progress(params: Mapping[str, Any]) -> Any:
-    return lambda line: click.echo(line, err=params["as_json"])

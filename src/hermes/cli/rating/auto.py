@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes.cli.options import FilterOptions, make_options
+from hermes.cli.terminal.waiting import waiting
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import RaterSource
@@ -80,7 +81,8 @@ def run_auto(params: Mapping[str, Any]) -> None:
         )
     filters = make_options(FilterOptions, params).build()
     selection = TrajectorySelection(filters, only_completed=False)
-    report, name = asyncio.run(_run(config, params, selection))
+    with waiting("rating"):
+        report, name = asyncio.run(_run(config, params, selection))
     with Reader(db_path(config.home)) as reader:
         share = agreement.report(reader.all_ratings()).machines.get(name)
     if params["as_json"]:

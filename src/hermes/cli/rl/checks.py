@@ -65,11 +65,14 @@ def test(
     environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 ) -> None:
     """Try the selected environment with several models, without training."""
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
 
     config = load()
-    report = run_inference_test(config, _selected(config, environment), models, num_steps, group_size)
+    resolved = _selected(config, environment)
+    with waiting("sampling from the models"):
+        report = run_inference_test(config, resolved, models, num_steps, group_size)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:

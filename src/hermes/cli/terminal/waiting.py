@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TextIO
 
 _SHOW_AFTER_S = 1.0
 _LINE_AFTER_S = 2.0
-_LINE_EVERY_S = 10.0
+LINE_EVERY_S = 10.0
 _ERASE = "\r\x1b[K"
 
 
@@ -33,13 +34,14 @@ class Waiting:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._text = ""
+        self._line_after_s = _LINE_AFTER_S
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, text: str) -> None:
-        """Begins a period; a running one ends."""
+    def start(self, text: str, line_after_s: float = _LINE_AFTER_S) -> None:
+        """Begins a period; a running one ends. `line_after_s`: when the first line comes off a terminal."""
         self.stop()
-        self._text = text
+        self._text, self._line_after_s = text, line_after_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._show, name="hermes-waiting", daemon=True)
         self._thread.start()
@@ -56,12 +58,16 @@ class Waiting:
         started_s = time.monotonic()
         live = can_redraw(self._stream)
         drawn = False
-        pause_s = _SHOW_AFTER_S if live else _LINE_AFTER_S
+        pause_s = _SHOW_AFTER_S if live else self._line_after_s
         while not self._stopped.wait(pause_s):
-            elapsed = f"{self._text} … {time.monotonic() - started_s:.0f} s"
-            self._write(f"{_ERASE}{elapsed}" if live else f"({elapsed})\n")
+            elapsed = f" … {time.monotonic() - started_s:.0f} s"
+            if live:  # a line that wraps could not be erased
+                room = shutil.get_terminal_size().columns - len(elapsed) - 1
+                self._write(f"{_ERASE}{self._text[: max(0, room)]}{elapsed}")
+            else:
+                self._write(f"({self._text}{elapsed})\n")
             drawn = True
-            pause_s = _SHOW_AFTER_S if live else _LINE_EVERY_S
+            pause_s = _SHOW_AFTER_S if live else LINE_EVERY_S
         if live and drawn:
             self._write(_ERASE)
 

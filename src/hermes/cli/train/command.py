@@ -241,14 +241,14 @@ def grpo(ctx: click.Context, /, **params: Any) -> None:
 def ppo(ctx: click.Context, /, **params: Any) -> None:
     """Like grpo, with the clipped loss of PPO. With --reward-model it is rlhf."""
     from hermes.cli.train.options import read_rl_options
-    from hermes.cli.train.rlhf import read_rlhf_options, run_rlhf
+    from hermes.cli.train.rlhf import check_no_rlhf_options
     from hermes.cli.train.run import run_rl
 
-    options = read_rl_options(ctx, params, loss="ppo")
     if params["reward_model"]:
-        run_rlhf(options, read_rlhf_options(params))
+        _train_rlhf(ctx, params)
     else:
-        run_rl(options)
+        check_no_rlhf_options(ctx)
+        run_rl(read_rl_options(ctx, params, loss="ppo"))
 
 
 @train.command()
@@ -269,8 +269,12 @@ def rlhf(ctx: click.Context, /, **params: Any) -> None:
     Answers to prompts, with a KL penalty towards the reference.
 
     Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
-    of an answer is the mean of the answers to its prompt.
+    of an answer is the mean of the answers to its prompt, or a critic (--critic).
     """
+    _train_rlhf(ctx, params)
+
+
+def _train_rlhf(ctx: click.Context, params: dict[str, Any]) -> None:
     from click.core import ParameterSource
 
     from hermes.cli.train.options import read_rl_options

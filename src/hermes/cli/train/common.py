@@ -52,7 +52,10 @@ COMMON = (
         help="Folder of the run; runs/NAME in the home if unset.",
     ),
     click.option(
-        "--start", metavar="WEIGHTS", help="Initial weights: tinker://…, a PEFT folder, a run's name."
+        "--start",
+        metavar="WEIGHTS",
+        help="Initial weights: tinker://…, a PEFT folder, a run's name, policy (the promoted one) or "
+        "policy:ID.",
     ),
     click.option("--policy-name", metavar="NAME", help="An additional name for the newest weights."),
     click.option(

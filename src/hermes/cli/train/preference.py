@@ -49,11 +49,28 @@ _REFERENCE = click.option(
     help="What the policy is compared with: base, answers (the adapter that the answers came from), or "
     "weights as in --start. Default: --start, else base.",
 )
+_REPLAY = (
+    click.option(
+        "--replay",
+        "replay_files",
+        multiple=True,
+        metavar="FILE",
+        type=click.Path(path_type=Path, exists=True),
+        help="SFT rows of an earlier skill, trained beside the verdicts so that it is kept; repeatable.",
+    ),
+    click.option(
+        "--replay-weight",
+        default=1.0,
+        show_default=True,
+        type=_ABOVE_0,
+        help="Weight of the replayed rows' cross-entropy.",
+    ),
+)
 
 
 @click.command()
 @_FILES
-@add_options(*COMMON, *OFFLINE, *_PAIRS, *_ROWS)
+@add_options(*COMMON, *OFFLINE, *_PAIRS, *_ROWS, *_REPLAY)
 @_REFERENCE
 @click.option(
     "--loss",
@@ -99,13 +116,19 @@ def dpo(**params: Any) -> None:
 
 @click.command()
 @_FILES
-@add_options(*COMMON, *OFFLINE, *_ROWS)
+@add_options(*COMMON, *OFFLINE, *_ROWS, *_REPLAY)
 @_REFERENCE
 @click.option("--beta", default=0.1, show_default=True, type=_ABOVE_0, help="Strength of the reference.")
 @click.option(
     "--desirable-weight", type=_ABOVE_0, help="Weight of good answers; both classes count equally if unset."
 )
 @click.option("--undesirable-weight", type=_ABOVE_0, help="Weight of bad answers.")
+@click.option(
+    "--good-rating",
+    type=click.FloatRange(1, 5, min_open=True),
+    help="Answers rated at least this are good, all others bad. If unset, 4 and 5 are good, 1 and 2 bad, "
+    "and 3 is left out.",
+)
 @filter_options
 @json_option
 @stored_variables

@@ -15,7 +15,7 @@ from hermes.cli.train.run import (
     learning_schedule,
     open_sinks,
     print_result,
-    progress_printer,
+    progress_lines,
     run_spec,
     stop_on_signals,
 )
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
     from hermes.training.offline import OfflineObjective, OfflineSettings
     from hermes.training.preference.sources import PreferenceData
-    from hermes.training.session import ProgressCallback, TrainingRunSpec
+    from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,8 @@ class PreferenceOptions(VerdictOptions):
 
     reference: str | None
     beta: float
+    replay_files: tuple[Path, ...]
+    replay_weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ class DpoOptions(PreferenceOptions):
 class KtoOptions(PreferenceOptions):
     desirable_weight: float | None
     undesirable_weight: float | None
+    good_rating: float | None
 
 
 def read_dpo_options(params: Mapping[str, Any]) -> DpoOptions:
@@ -84,55 +87,62 @@ def run_dpo(options: DpoOptions) -> None:
     config = load()
     run = run_spec(config, options, KIND)
     check_service(run)
-    data = read_verdicts(config, options, options.pairs_from, options.min_margin)
-    renderer = chat_renderer(options)
-    rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
-    if (held_out := eval_data(options)) is not None:
-        rows.held_out = pair_examples(held_out.pairs, renderer, **eval_limits(options, held_out)).train
-    progress = progress_printer(options)
-    loss = DpoConfig(
-        DpoLoss(options.loss),
-        options.beta,
-        options.label_smoothing,
-        options.target_margin,
-        options.sft_weight,
-    )
-    reference = _reference(config, options, run, data)
-    _announce(
-        progress,
-        run,
-        len(rows.train),
-        len(rows.held_out),
-        "pairs",
-        reference if loss.uses_reference else None,
-    )
-    _train(config, options, run, DpoObjective(rows, loss, reference), rows.left_out, progress)
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the pairs")
+        data = read_verdicts(config, options, options.pairs_from, options.min_margin)
+        renderer = chat_renderer(options)
+        rows = pair_examples(data.pairs, renderer, **row_limits(options, data))
+        if (held_out := eval_data(options)) is not None:
+            rows.held_out = pair_examples(held_out.pairs, renderer, **eval_limits(options, held_out)).train
+        loss = DpoConfig(
+            DpoLoss(options.loss),
+            options.beta,
+            options.label_smoothing,
+            options.target_margin,
+            options.sft_weight,
+        )
+        reference = _reference(config, options, run, data)
+        _announce(
+            progress,
+            run,
+            len(rows.train),
+            len(rows.held_out),
+            "pairs",
+            reference if loss.uses_reference else None,
+        )
+        objective = DpoObjective(rows, loss, reference)
+        result = _train(config, options, run, objective, renderer, rows.left_out, progress)
+    print_result(run, result, options)
 
 
 def run_kto(options: KtoOptions) -> None:
     from hermes.config.load import load
-    from hermes.training.preference.examples import unpaired_examples
+    from hermes.training.preference.examples import label_by_rating, unpaired_examples
     from hermes.training.preference.kto import KIND, KtoObjective, balanced_weights
     from hermes.training.preference.losses import KtoConfig
 
     config = load()
     run = run_spec(config, options, KIND)
     check_service(run)
-    data = read_verdicts(config, options, (), 0.0)
-    renderer = chat_renderer(options)
-    rows = unpaired_examples(data.rated, renderer, **row_limits(options, data))
-    if (held_out := eval_data(options)) is not None:
-        rows.held_out = unpaired_examples(held_out.rated, renderer, **eval_limits(options, held_out)).train
-    progress = progress_printer(options)
-    good, bad = balanced_weights(rows.train)
-    if options.desirable_weight is not None or options.undesirable_weight is not None:
-        good, bad = options.desirable_weight or 1.0, options.undesirable_weight or 1.0
-    reference = _reference(config, options, run, data)
-    _announce(progress, run, len(rows.train), len(rows.held_out), "rated answers", reference)
-    liked = sum(row.desirable for row in rows.train)
-    progress(f"{liked} good with weight {good:.3g}, {len(rows.train) - liked} bad with weight {bad:.3g}")
-    objective = KtoObjective(rows, KtoConfig(options.beta, good, bad), reference, options.max_tokens)
-    _train(config, options, run, objective, rows.left_out, progress)
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the rated answers")
+        data = read_verdicts(config, options, (), 0.0)
+        renderer = chat_renderer(options)
+        rated = label_by_rating(data.rated, options.good_rating)
+        rows = unpaired_examples(rated, renderer, **row_limits(options, data))
+        if (held_out := eval_data(options)) is not None:
+            rated = label_by_rating(held_out.rated, options.good_rating)
+            rows.held_out = unpaired_examples(rated, renderer, **eval_limits(options, held_out)).train
+        good, bad = balanced_weights(rows.train)
+        if options.desirable_weight is not None or options.undesirable_weight is not None:
+            good, bad = options.desirable_weight or 1.0, options.undesirable_weight or 1.0
+        reference = _reference(config, options, run, data)
+        _announce(progress, run, len(rows.train), len(rows.held_out), "rated answers", reference)
+        liked = sum(row.desirable for row in rows.train)
+        progress(f"{liked} good with weight {good:.3g}, {len(rows.train) - liked} bad with weight {bad:.3g}")
+        objective = KtoObjective(rows, KtoConfig(options.beta, good, bad), reference, options.max_tokens)
+        result = _train(config, options, run, objective, renderer, rows.left_out, progress)
+    print_result(run, result, options)
 
 
 def read_verdicts(
@@ -182,7 +192,7 @@ def _reference(config: Config, options: PreferenceOptions, run: TrainingRunSpec,
     """BASE, or weights as the service names them; weights on this machine are uploaded once."""
     from hermes.training.preference.reference import BASE
     from hermes.training.preference.sources import answers_reference
-    from hermes.training.start_weights import find_weights
+    from hermes.training.start_weights import find_start
 
     name = options.reference
     if name is None:
@@ -191,7 +201,7 @@ def _reference(config: Config, options: PreferenceOptions, run: TrainingRunSpec,
         return BASE
     if name == "answers":
         return answers_reference(data)
-    return find_weights(name, config.home)
+    return find_start(name, config.home, run.lora.base_model) or BASE
 
 
 def _announce(
@@ -211,18 +221,42 @@ def _train(
     options: PreferenceOptions,
     run: TrainingRunSpec,
     objective: OfflineObjective,
+    renderer: ChatRenderer,
     left_out: Counter[str],
     progress: ProgressCallback,
-) -> None:
+) -> TrainResult:
     from hermes.training.offline import train_offline
     from hermes.training.schedule import default_preference_rate
 
+    if options.replay_files:
+        objective = _with_replay(objective, options, renderer, progress)
     settings = offline_settings(options, objective, default_preference_rate)
     for reason, count in left_out.most_common():
         progress(f"left out: {count} ({reason})")
     with open_sinks(config, run, options, settings) as sinks:
-        result = train_offline(run, objective, settings, sinks, progress, stop_on_signals())
-        print_result(run, result, options)
+        return train_offline(run, objective, settings, sinks, progress, stop_on_signals(run))
+
+
+def _with_replay(
+    objective: OfflineObjective,
+    options: PreferenceOptions,
+    renderer: ChatRenderer,
+    progress: ProgressCallback,
+) -> OfflineObjective:
+    from hermes.training.data import sft_examples
+    from hermes.training.replay import ReplayObjective, ReplayRows
+
+    left_out: Counter[str] = Counter()
+    examples = sft_examples.gather(
+        sft_examples.from_files(options.replay_files, lambda: renderer, left_out),
+        left_out,
+        longest=options.max_tokens,
+        eval_share=0.0,
+    ).train
+    progress(f"replay: {len(examples)} sequences with weight {options.replay_weight:.3g}")
+    for reason, count in left_out.most_common():
+        progress(f"replay: left out: {count} ({reason})")
+    return ReplayObjective(objective, ReplayRows(examples, options.replay_weight))
 
 
 def offline_settings(

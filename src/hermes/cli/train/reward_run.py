@@ -19,16 +19,20 @@ from hermes.cli.train.preference_run import (
     read_verdicts,
     row_limits,
 )
-from hermes.cli.train.run import check_service, open_sinks, progress_printer, run_spec, stop_on_signals
+from hermes.cli.train.run import check_service, open_sinks, progress_lines, run_spec, stop_on_signals
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from hermes.config.load import Config
+    from hermes.models.render.chat import ChatRenderer
     from hermes.training.preference.calibration import RewardReport
     from hermes.training.preference.examples import RowSplit
+    from hermes.training.preference.readout import ReadOut
     from hermes.training.preference.reward import RewardPair, RewardPoint
     from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer
-    from hermes.training.session import TrainingRunSpec
+    from hermes.training.preference.sources import PreferenceData
+    from hermes.training.session import ProgressCallback, TrainingRunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,46 +53,48 @@ def read_reward_options(params: Mapping[str, Any]) -> RewardOptions:
 
 def run_reward(options: RewardOptions) -> None:
     from hermes.config.load import load
-    from hermes.training.offline import train_offline
     from hermes.training.preference import reward
-    from hermes.training.preference.readout import QUESTION, ReadOut, readout_tokens
-    from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer, write_spec
-    from hermes.training.schedule import default_sft_rate
+    from hermes.training.preference.reward_model import write_spec
 
     config = load()
     run = run_spec(config, options, reward.KIND)
     check_service(run)
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the ratings")
+        spec = _train_members(config, options, run, progress)
+    if spec is not None:
+        write_spec(run.folder, spec)
+        _print(run, spec, options)
+
+
+def _train_members(
+    config: Config, options: RewardOptions, run: TrainingRunSpec, progress: ProgressCallback
+) -> RewardModelSpec | None:
+    """The trained model with its held-out report; None if a signal stopped it."""
+    from hermes.training.offline import train_offline
+    from hermes.training.preference import reward
+    from hermes.training.preference.readout import QUESTION, ReadOut, readout_tokens
+    from hermes.training.preference.reward_model import RewardModelSpec, RewardScorer
+    from hermes.training.schedule import default_sft_rate
+
     data = read_verdicts(config, options, options.pairs_from, options.min_margin)
-    renderer, progress = chat_renderer(options), progress_printer(options)
+    renderer = chat_renderer(options)
     readout = ReadOut(options.question or QUESTION, *options.words)
-    limits = row_limits(options, data)
-    held_out = eval_data(options)
-    pairs: RowSplit[RewardPair] | None = None
-    rows: RowSplit[RewardPair] | RowSplit[RewardPoint]
-    if options.loss == reward.RewardLoss.POINTWISE:
-        rows = points = reward.reward_points(data.rated, readout, renderer, **limits)
-        if held_out is not None:
-            used = eval_limits(options, held_out)
-            points.held_out = reward.reward_points(held_out.rated, readout, renderer, **used).train
-    else:
-        rows = pairs = reward.reward_pairs(data.pairs, readout, renderer, **limits)
-        if held_out is not None:
-            used = eval_limits(options, held_out)
-            pairs.held_out = reward.reward_pairs(held_out.pairs, readout, renderer, **used).train
+    rows, pairs = _reward_rows(options, data, readout, renderer)
     loss = reward.RewardConfig(reward.RewardLoss(options.loss), options.margin, options.centre)
     objective = reward.RewardObjective(rows, loss, readout, readout_tokens(readout, renderer))
     settings = offline_settings(options, objective, default_sft_rate)
     progress(f"run {run.id}: {len(rows.train)} rows, {len(rows.held_out)} held out")
     for reason, count in data.left_out.most_common():
         progress(f"left out: {count} ({reason})")
-    stop = stop_on_signals()
+    stop = stop_on_signals(run)
     samplers = []
     for member in _member_runs(run, options.members):
         with open_sinks(config, member, options, settings) as sinks:
             result = train_offline(member, objective, settings, sinks, progress, stop)
         if stop.is_set():
-            progress("stopped; the same command resumes")
-            return
+            progress(f"stopped; to go on: the same command with --name {run.id}")
+            return None
         samplers.append((result.best or result).sampler)
     spec = RewardModelSpec(
         run.lora.base_model,
@@ -98,12 +104,30 @@ def run_reward(options: RewardOptions) -> None:
         options.parser,
         run.connection.url,
     )
-    if pairs is not None and pairs.held_out:
-        report = held_out_report(RewardScorer(spec, run.connection, renderer), pairs)
-        spec = replace(spec, held_out=json.loads(json.dumps(asdict(report))))
-        _write_plot(run, report)
-    write_spec(run.folder, spec)
-    _print(run, spec, options)
+    if pairs is None or not pairs.held_out:
+        return spec
+    report = held_out_report(RewardScorer(spec, run.connection, renderer), pairs)
+    _write_plot(run, report)
+    return replace(spec, held_out=json.loads(json.dumps(asdict(report))))
+
+
+def _reward_rows(
+    options: RewardOptions, data: PreferenceData, readout: ReadOut, renderer: ChatRenderer
+) -> tuple[RowSplit[RewardPair] | RowSplit[RewardPoint], RowSplit[RewardPair] | None]:
+    """The rows to train on; and as pairs, if they are pairs."""
+    from hermes.training.preference import reward
+
+    limits, held_out = row_limits(options, data), eval_data(options)
+    used = {} if held_out is None else eval_limits(options, held_out)
+    if options.loss == reward.RewardLoss.POINTWISE:
+        points = reward.reward_points(data.rated, readout, renderer, **limits)
+        if held_out is not None:
+            points.held_out = reward.reward_points(held_out.rated, readout, renderer, **used).train
+        return points, None
+    pairs = reward.reward_pairs(data.pairs, readout, renderer, **limits)
+    if held_out is not None:
+        pairs.held_out = reward.reward_pairs(held_out.pairs, readout, renderer, **used).train
+    return pairs, pairs
 
 
 def _member_runs(run: TrainingRunSpec, count: int) -> list[TrainingRunSpec]:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hermes.cli.options import FilterOptions, make_options
-from hermes.cli.train.run import progress_printer, run_spec, start_engine, stop_on_signals, train_rl
+from hermes.cli.train.run import (
+    print_result,
+    progress_lines,
+    run_spec,
+    start_engine,
+    stop_on_signals,
+    train_rl,
+)
 
 if TYPE_CHECKING:
     from hermes.cli.train.options import RlOptions
     from hermes.config.load import Config
     from hermes.rl.rlhf import RlhfPlan
+    from hermes.training.critic import CriticConfig
     from hermes.training.rl import PreferenceCheck
     from hermes.training.session import TrainingRunSpec
 
@@ -83,6 +91,24 @@ RLHF = (
         type=click.Path(path_type=Path, exists=True),
         help="Pairs (trl-preference) on which agreement with people is measured; repeatable.",
     ),
+    click.option(
+        "--critic",
+        is_flag=True,
+        help="The baseline is a critic adapter with the reward model's kind of read-out, which learns beside "
+        "the policy; without it the baseline is the group's (--advantage).",
+    ),
+    click.option(
+        "--gae-lambda",
+        default=0.95,
+        show_default=True,
+        type=click.FloatRange(0, 1),
+        help="λ of the critic's advantages: 1 is the reward less the value; below it the critic counts more.",
+    ),
+    click.option(
+        "--critic-rate",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Learning rate of the critic; the policy's if unset.",
+    ),
     click.option("--no-early-stop", is_flag=True, help="Go on although the run is over-optimised."),
 )
 
@@ -103,12 +129,30 @@ class RlhfOptions:
     temperature: float
     true_reward: str
     preferences: tuple[Path, ...]
+    critic: bool
+    gae_lambda: float
+    critic_rate: float | None
     no_early_stop: bool
     filters: FilterOptions
 
 
 def read_rlhf_options(params: Mapping[str, Any]) -> RlhfOptions:
     return make_options(RlhfOptions, {**params, "filters": make_options(FilterOptions, params)})
+
+
+def check_no_rlhf_options(ctx: click.Context) -> None:
+    """UsageError if the command line has an option that only RLHF reads: it would have no effect."""
+    from click.core import ParameterSource
+
+    from hermes.errors import UsageError
+
+    names = {field.name for field in fields(RlhfOptions)} - {"reward_model", "filters"}
+    for parameter in ctx.command.params:
+        source = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{parameter.opts[0]} has no effect without a reward model", "add --reward-model NAME"
+            )
 
 
 def run_rlhf(rl: RlOptions, options: RlhfOptions) -> None:
@@ -120,15 +164,15 @@ def run_rlhf(rl: RlOptions, options: RlhfOptions) -> None:
     run = run_spec(config, rl, "rlhf")
     # Other runs publish to the same engine: the environments ask for this run's weights by its own name.
     run = replace(run, lora=replace(run.lora, policy=run.lora.policy or run.id))
-    progress, stop = progress_printer(rl), stop_on_signals()
-    with start_engine(config, run, rl, progress):
+    stop = stop_on_signals(run)
+    with progress_lines(rl) as progress, start_engine(config, run, rl, progress):
         reference = _reference(config, options, run)
         plan = _plan(config, rl, options, run)
         with rlhf_processes(plan, run.folder, stop) as processes:
             progress(
                 f"answers to {plan.prompts}, scored by {plan.reward_model}; logs in {run.folder / 'logs'}"
             )
-            train_rl(
+            result = train_rl(
                 config,
                 run,
                 replace(rl, api_url=processes.api_url),
@@ -137,10 +181,12 @@ def run_rlhf(rl: RlOptions, options: RlhfOptions) -> None:
                 reference=reference,
                 guard=None if options.no_early_stop else OveroptimisationGuard(),
                 measure_kl=True,
+                critic=_critic(rl, options),
                 preference=_preference(rl, options, run, reference),
             )
-        if processes.failure is not None:
-            raise processes.failure
+    print_result(run, result, rl)
+    if processes.failure is not None:
+        raise processes.failure
 
 
 def _plan(config: Config, rl: RlOptions, options: RlhfOptions, run: TrainingRunSpec) -> RlhfPlan:
@@ -187,11 +233,27 @@ def _stored_prompts(config: Config, options: RlhfOptions, run: TrainingRunSpec) 
 
 def _reference(config: Config, options: RlhfOptions, run: TrainingRunSpec) -> str | None:
     """None: the base model."""
-    from hermes.training.start_weights import find_weights
+    from hermes.training.start_weights import find_start
 
+    if options.reference is None:
+        return run.lora.start
     if options.reference == "base":
         return None
-    return find_weights(options.reference, config.home) if options.reference else run.lora.start
+    return find_start(options.reference, config.home, run.lora.base_model)
+
+
+def _critic(rl: RlOptions, options: RlhfOptions) -> CriticConfig | None:
+    """None: the baseline is the group's."""
+    if not options.critic:
+        return None
+    from hermes.envs.tokenise import load_tokenizer
+    from hermes.models.render.chat import ChatRenderer
+    from hermes.training.critic import CriticConfig
+    from hermes.training.preference.readout import ReadOut, readout_tokens
+
+    renderer = ChatRenderer.of(load_tokenizer(rl.base_model), "hermes", rl.max_tokens)
+    words = readout_tokens(ReadOut(), renderer)
+    return CriticConfig(words, options.gae_lambda, options.critic_rate, rl.max_tokens)
 
 
 def _preference(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import threading
 from collections import Counter
@@ -16,14 +17,14 @@ from urllib.parse import urlsplit
 
 import click
 
-from hermes.cli.terminal.waiting import waiting
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from hermes.cli.terminal.progress import ProgressLines
     from hermes.cli.train.options import RlOptions, SftOptions, TrainOptions
     from hermes.config.load import Config
     from hermes.models.render.chat import ChatRenderer
+    from hermes.training.critic import CriticConfig
     from hermes.training.data.sft_examples import SftExamples
     from hermes.training.distill import Teacher
     from hermes.training.monitor.overoptimisation import OveroptimisationGuard
@@ -43,30 +44,30 @@ def run_sft(options: SftOptions) -> None:
     config = load()
     run = run_spec(config, options, "sft")
     check_service(run)
-    with waiting("reading the examples"):
+    with progress_lines(options) as progress:
+        progress.wait_for("reading the examples")
         examples = _read_examples(config, options)
-    if options.patience and not examples.held_out:
-        raise UsageError(
-            "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
+        if options.patience and not examples.held_out:
+            raise UsageError(
+                "--patience needs held-out rows, and there are none", "add --eval-share 0.1, or more"
+            )
+        settings = SftSettings(
+            schedule=learning_schedule(options, default_sft_rate, 0),
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            max_steps=options.max_steps,
+            eval_every=options.eval_every,
+            patience=options.patience,
         )
-    settings = SftSettings(
-        schedule=learning_schedule(options, default_sft_rate, 0),
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        max_steps=options.max_steps,
-        eval_every=options.eval_every,
-        patience=options.patience,
-    )
-    last = steps_of(len(examples.train), settings)
-    settings = replace(settings, schedule=replace(settings.schedule, total_steps=last))
-    progress = progress_printer(options)
-    progress(
-        f"run {run.id}: {len(examples.train)} sequences, {len(examples.held_out)} held out, {last} steps"
-    )
-    for reason, count in examples.left_out.most_common():
-        progress(f"left out: {count} ({reason})")
-    with open_sinks(config, run, options, settings) as sinks:
-        print_result(run, train(run, examples, settings, sinks, progress, stop_on_signals()), options)
+        last = steps_of(len(examples.train), settings)
+        settings = replace(settings, schedule=replace(settings.schedule, total_steps=last))
+        held_out = len(examples.held_out)
+        progress(f"run {run.id}: {len(examples.train)} sequences, {held_out} held out, {last} steps")
+        for reason, count in examples.left_out.most_common():
+            progress(f"left out: {count} ({reason})")
+        with open_sinks(config, run, options, settings) as sinks:
+            result = train(run, examples, settings, sinks, progress, stop_on_signals(run))
+    print_result(run, result, options)
 
 
 def run_rl(options: RlOptions) -> None:
@@ -74,9 +75,9 @@ def run_rl(options: RlOptions) -> None:
 
     config = load()
     run = run_spec(config, options, "rl")
-    progress = progress_printer(options)
-    with start_engine(config, run, options, progress):
-        train_rl(config, run, options, progress, stop_on_signals())
+    with progress_lines(options) as progress, start_engine(config, run, options, progress):
+        result = train_rl(config, run, options, progress, stop_on_signals(run))
+    print_result(run, result, options)
 
 
 def train_rl(
@@ -90,8 +91,9 @@ def train_rl(
     measure_kl: bool = False,
     guard: OveroptimisationGuard | None = None,
     preference: PreferenceCheck | None = None,
-) -> None:
-    """Trains and prints the result; see `RlTrainerConfig` and `RunServices`."""
+    critic: CriticConfig | None = None,
+) -> TrainResult:
+    """Trains; see `RlTrainerConfig` and `RunServices`."""
     from hermes.config.providers import trajectory_api_url
     from hermes.serving.trajectory_api import DEFAULT_URL
     from hermes.training.data.advantages import Baseline
@@ -118,6 +120,7 @@ def train_rl(
             options.distill,
             options.reward_weight,
         ),
+        critic=critic,
         eval_every=options.eval_every,
         eval_checkpoints=not options.eval_environments,
         patience=options.eval_patience,
@@ -145,7 +148,7 @@ def train_rl(
             proxy=_openai_proxy(config, options),
             table=_rollout_table(config, options, sinks, progress),
         )
-        print_result(run, train(run, settings, services), options)
+        return train(run, settings, services)
 
 
 def check_service(run: TrainingRunSpec) -> None:
@@ -161,19 +164,15 @@ def check_service(run: TrainingRunSpec) -> None:
 
 def run_spec(config: Config, options: TrainOptions, kind: str) -> TrainingRunSpec:
     from hermes.core import new_id
-    from hermes.policies.registry import named_policy
     from hermes.training.checkpoints import RetentionPolicy
     from hermes.training.service.client import LoraSpec, connection
     from hermes.training.session import TrainingRunSpec
-    from hermes.training.start_weights import find_weights
+    from hermes.training.start_weights import find_start
 
     model = options.base_model
     if Path(model).is_dir():
         model = str(Path(model).absolute())
-    if (policy := named_policy(config.home, options.start)) is not None:
-        start = policy.weights
-    else:
-        start = find_weights(options.start, config.home) if options.start else None
+    start = find_start(options.start, config.home, model)
     run_id = options.name or f"{kind}-{new_id().lower()}"
     return TrainingRunSpec(
         run_id,
@@ -360,25 +359,50 @@ def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCall
     return command_evaluation(command, run.id, progress) if command else None
 
 
-def stop_on_signals() -> threading.Event:
-    """The first signal ends the run after the current step, with everything saved; a second one, at once."""
+def stop_on_signals(run: TrainingRunSpec) -> threading.Event:
+    """The first signal ends the run after the current step, with everything saved; a second one, at once.
+
+    What is kept is written past Python's buffers: a handler may run in the middle of a write.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
-        stop.set()
+        if not stop.is_set():
+            stop.set()
+            os.write(2, b"\nfinishing this step and saving it; Ctrl-C again stops at once\n")
+            return
+        os.write(2, f"\nstopped at once; {_kept(run)}\n".encode())
         signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     return stop
 
 
-def progress_printer(options: TrainOptions) -> ProgressCallback:
+def _kept(run: TrainingRunSpec) -> str:
+    from hermes.training.checkpoints import StateFile
+
+    state = StateFile(run.folder).state()
+    if state is None or not state.kept:
+        return "no checkpoint was made, and the same command starts again"
+    return f"the checkpoint of step {state.kept[-1].step} is kept; to go on: {_same_command(run)}"
+
+
+def _same_command(run: TrainingRunSpec) -> str:
+    return f"the same command with --name {run.id}"
+
+
+def progress_lines(options: TrainOptions) -> ProgressLines:
     """Progress goes to standard error if the result is JSON."""
-    return lambda line: click.echo(line, err=options.as_json)
+    from hermes.cli.terminal.progress import ProgressLines
+
+    return ProgressLines(to_stderr=options.as_json)
 
 
 def print_result(run: TrainingRunSpec, result: TrainResult, options: TrainOptions) -> None:
+    from hermes.training.session import STOPPED
+
     facts = {"run_id": run.id, "run_dir": str(run.folder), **asdict(result)}
     facts["best"] = result.best._asdict() if result.best else None
     if options.as_json:
@@ -390,3 +414,5 @@ def print_result(run: TrainingRunSpec, result: TrainResult, options: TrainOption
     if result.best:
         click.echo(f"best     step {result.best.step} ({result.best.value:.4f})  {result.best.sampler}")
     click.echo(f"metrics  {run.folder / 'metrics.jsonl'}")
+    if result.reason == STOPPED:
+        click.echo(f"to go on {_same_command(run)}")

@@ -60,10 +60,8 @@ def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
         raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
     for span in spans:
         completion = example.messages[span.start : span.stop]
-        label = span.desirable
-        yield unpaired_row(
-            example.id, example.messages[: span.start], completion, label, example.tools, calls
-        )
+        prompt = example.messages[: span.start]
+        yield unpaired_row(example.id, prompt, completion, span.desirable, span.score, example.tools, calls)
 
 
 def unpaired_row(
@@ -71,15 +69,18 @@ def unpaired_row(
     prompt: Sequence[Message],
     completion: Sequence[Message],
     label: bool | None,
+    score: float,
     tools: Sequence[JSONObject],
     calls: ToolCallStyle,
 ) -> JSONObject:
+    """`score`: 1 to 5."""
     shaped_prompt, (shaped,), schemas = _sides(prompt, (completion,), tools, calls)
     return {
         "id": trajectory_id,
         "prompt": shaped_prompt,
         "completion": shaped,
         "label": label,
+        "rating": score,
         "tools": schemas,
     }
 
@@ -166,17 +167,18 @@ PREFERENCE = Format(
 )
 UNPAIRED = Format(
     name="trl-unpaired",
-    version=1,
+    version=2,
     summary="TRL KTOTrainer: prompt, completion, label",
     columns=(
         _ID,
         _PROMPT,
         Column("completion", "template_messages", "the turn or the step that was judged"),
         Column("label", "bool", "true for good (thumb up, 4 or 5), false for bad (thumb down, 1 or 2)"),
+        Column("rating", "double", "the verdict from 1 to 5; a thumb is 5 or 1; of several raters the mean"),
         TOOLS,
     ),
     write=write_unpaired,
-    keeps=("the judged turn or step and all before it", "the verdict's sign"),
+    keeps=("the judged turn or step and all before it", "the verdict and its sign"),
     loses=("what follows the judged one", "verdicts of 3", *_LOSES),
 )
 STEPWISE = Format(

@@ -93,7 +93,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 def pack(sequences: Sequence[Ints], budget_tokens: int, *, share: bool = True) -> list[Pack]:
     """Micro-batches of at most `budget_tokens` computed tokens; a longer sequence gets its own."""
     order, shared = (
-        _sort_sequences(sequences) if share else (list(range(len(sequences))), [0] * len(sequences))
+        sort_sequences(sequences) if share else (list(range(len(sequences))), [0] * len(sequences))
     )
     packs: list[Pack] = []
     low, size = 0, 0
@@ -176,7 +176,7 @@ def _without_prefixes(
     return maximal, common, contained_in
 
 
-def _sort_sequences(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
+def sort_sequences(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
     """Indices in lexicographic order, and the length of each one's common prefix with its predecessor."""
     if not sequences:
         return [], []

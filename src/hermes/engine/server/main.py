@@ -20,8 +20,8 @@ from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
-    from hermes.engine.engine import Engine
     from hermes.engine.info import EngineOptions
+    from hermes.engine.interface import EngineInterface
     from hermes.engine.server.state import EngineServerState
 
 _REQUIRED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "httptools", "tinker")
@@ -45,6 +45,8 @@ class ServerOptions:
     """On loopback without a token: answer every user of this machine, not only the one who started it."""
     client_timeout_s: float = 300.0
     """How long a client may send nothing before its session ends and its adapters are dropped."""
+    replicas: int | None = 1
+    """Worker processes, each with a copy of the base model; 1: none beside this process, None: one a GPU."""
     parser: str = "hermes"
     """Format in which the model calls tools, in chat; one of hermes.models.parsers."""
 
@@ -65,21 +67,28 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     with (
         listen(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
-        contextlib.closing(_load_engine(options.engine)) as engine,
+        contextlib.closing(_load_engine(options)) as engine,
     ):
-        engine.start()
         run_event_loop(_run(options, engine, store, listener, announce))
 
 
-def _load_engine(options: EngineOptions) -> Engine:
-    from hermes.engine.engine import Engine
+def _load_engine(options: ServerOptions) -> EngineInterface:
+    """The engine of this process, or a front with its workers; it runs."""
+    if options.replicas == 1:
+        from hermes.engine.engine import Engine
 
-    return Engine(options)
+        engine = Engine(options.engine)
+        engine.start()
+        return engine
+    from hermes.engine.replicas.fleet import auto_replicas
+    from hermes.engine.replicas.front import EngineFront
+
+    return EngineFront(options.engine, options.replicas or auto_replicas())
 
 
 async def _run(
     options: ServerOptions,
-    engine: Engine,
+    engine: EngineInterface,
     store: CheckpointStore,
     listener: Listener,
     announce: Callable[[str], None],

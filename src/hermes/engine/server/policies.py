@@ -25,7 +25,7 @@ from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, Checkpoi
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.engine import Engine
+    from hermes.engine.interface import EngineInterface
 
 MAX_IN_MEMORY = 8
 MAX_ON_DISK = 32
@@ -54,7 +54,7 @@ class _PolicyRef:
 class Policies:
     """Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, store: CheckpointStore, offload_dir: Path) -> None:
+    def __init__(self, engine: EngineInterface, store: CheckpointStore, offload_dir: Path) -> None:
         self._engine = engine
         self._store = store
         self._offload_dir = offload_dir

@@ -15,12 +15,12 @@ from hermes.engine.server.tinker.sessions import Sessions
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.engine import Engine
+    from hermes.engine.interface import EngineInterface
 
 
 @dataclass(frozen=True, slots=True)
 class EngineServerState:
-    engine: Engine
+    engine: EngineInterface
     store: CheckpointStore
     futures: FutureStore
     policies: Policies
@@ -40,7 +40,7 @@ class EngineServerState:
 
 
 def open_state(
-    engine: Engine, store: CheckpointStore, base_names: tuple[str, ...], client_timeout_s: float
+    engine: EngineInterface, store: CheckpointStore, base_names: tuple[str, ...], client_timeout_s: float
 ) -> EngineServerState:
     """Belongs to the event loop that calls it."""
     futures = FutureStore()

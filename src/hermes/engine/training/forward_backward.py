@@ -61,6 +61,7 @@ class _ForwardBackward:
     token_metrics: dict[str, list[Tensor]] = field(default_factory=dict)
     """Per metric and micro-batch: its values at trained tokens."""
     computed_tokens: int = 0
+    trained_tokens: int = 0
 
     def run(self) -> Generator[None, None, TrainOutput]:
         longest = max((len(datum.tokens) for datum in self.data), default=0)
@@ -73,7 +74,7 @@ class _ForwardBackward:
             self._run_micro_batch(batch)
         if self.gradient is not None:
             self.adapter.gradient.add_(self.gradient)
-        return TrainOutput(self._logprobs(), self._metrics())
+        return TrainOutput(self._logprobs(), self._metrics(), self.trained_tokens)
 
     def _run_micro_batch(self, batch: Pack) -> None:
         train = self.gradient is not None
@@ -126,6 +127,7 @@ class _ForwardBackward:
         for name, values in ratio_metrics(kind, logprobs, inputs.columns, config).items():
             self.token_metrics.setdefault(name, []).append(values[inputs.trained])
         self.logprobs.append((inputs, logprobs))
+        self.trained_tokens += len(inputs.trained)
 
     def _logprobs(self) -> tuple[Floats, ...]:
         """Per datum, in its order."""

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hermes.batch.reward import MAX_CONTENT_BYTES
 from hermes.config import paths
 from hermes.core import JSONObject, ToolCall, new_id
 from hermes.envs.agent.pending import SyncOrAwaitable, block_on
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
     from hermes.tools.base import Workbench
 
 TIMEOUT_S = 180.0
-MAX_CONTENT_BYTES = 32 << 20
-"""Of a file that a grader reads as text: a sparse file costs a policy nothing, and the trainer its size."""
 MAX_COPY_BYTES = 256 << 20
+"""Of a file, or of all files of a directory, that a grader copies out of the sandbox."""
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
@@ -94,11 +94,14 @@ class ToolContext:
         return self._wait(self._upload_dir(Path(local_dir), remote_dir))
 
     def download_file(self, remote_path: str, local_path: str | Path) -> Any:
-        """Copies a file out of the sandbox."""
+        """Copies a file out of the sandbox: {bytes_written}; or {error}, also over MAX_COPY_BYTES."""
         return self._wait(self._download_file(remote_path, Path(local_path)))
 
     def download_dir(self, remote_dir: str, local_dir: str | Path) -> Any:
-        """Copies a directory out of the sandbox; only regular files, and never to outside `local_dir`."""
+        """Copies the regular files of a directory out of the sandbox, never to outside `local_dir`.
+
+        {files}: how many; or {error}: there is no such directory, or it is larger than MAX_COPY_BYTES.
+        """
         return self._wait(self._download_dir(remote_dir, Path(local_dir)))
 
     def search(self, query: str, path: str = ".") -> Any:
@@ -210,15 +213,20 @@ class ToolContext:
 
     async def _download_file(self, remote: str, local: Path) -> JSONObject:
         try:
-            data = await (await self.open_sandbox()).read_file(remote)
+            data = await (await self.open_sandbox()).read_file(remote, MAX_COPY_BYTES + 1)
         except OSError as error:
             return {"error": _describe_error(error, remote)}
+        if len(data) > MAX_COPY_BYTES:
+            return {"error": f"'{remote}': larger than {MAX_COPY_BYTES} bytes"}
         local.parent.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(local.write_bytes, data)
         return {"bytes_written": len(data)}
 
     async def _download_dir(self, remote: str, local: Path) -> JSONObject:
-        return {"files": await receive_dir(await self.open_sandbox(), remote, local)}
+        try:
+            return {"files": await receive_dir(await self.open_sandbox(), remote, local, MAX_COPY_BYTES)}
+        except OSError as error:
+            return {"error": _describe_error(error, remote)}
 
     async def _search(self, query: str, path: str) -> JSONObject:
         response = await self._content("search_files", {"pattern": query, "path": path})

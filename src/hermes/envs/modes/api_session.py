@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode
 from hermes.envs.modes.api_client import TrajectoryClient, new_key
-from hermes.models.remote.retry import RetryPolicy, pause_s
+from hermes.models.remote.retry import OutageWait, RetryPolicy, retry
 from hermes.serving.trajectory_api import TrajectoryApiError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class ApiSession:
         async with self._registering:
             if lost_id is not None and self.env_id != lost_id:
                 return self.registration  # registered again in the meantime
-            wait = _Wait(self.config.trainer_patience_s, _TRAINER_PAUSES)
+            wait = LoggedWait(self.config.trainer_patience_s, _TRAINER_PAUSES)
             while True:
                 response = await self._request_with_retry(
                     lambda: self.client.register_env(self._registration_body())
@@ -73,11 +72,12 @@ class ApiSession:
                     self.registration = response
                     return response
                 logger.info("not registered, there is no trainer yet: %s", response.get("status"))
-                await wait.pause(
+                pause_s = wait.next_pause_s(
                     f"no trainer has requested a batch from {self.client.url} within "
                     f"{self.config.trainer_patience_s:g} s.",
                     "Start the trainer; environments are admitted after its first request for a batch.",
                 )
+                await asyncio.sleep(pause_s)
 
     async def info(self) -> dict[str, Any]:
         return await self._request_with_retry(self.client.info)
@@ -184,44 +184,35 @@ class ApiSession:
         A response with a status in `final` is raised even though another attempt might succeed.
         """
         timeout_s = self.config.outage_patience_s if self._reached else self.config.start_patience_s
-        wait = _Wait(timeout_s, _OUTAGE_PAUSES)
-        while True:
-            try:
-                response = await request()
-            except TrajectoryApiError as error:
-                self._reached = self._reached or error.status is not None
-                if not error.retryable or error.status in final:
-                    raise
-                message = error.message.rstrip(".") + f", for {timeout_s:g} s."
-                await wait.pause(message, error.hint, error.retry_after_s)
-            else:
-                self._reached = True
-                return response
+        wait = LoggedWait(timeout_s, _OUTAGE_PAUSES)
+
+        def pause_after(error: Exception, attempts: int) -> float | None:
+            if not isinstance(error, TrajectoryApiError):
+                return None
+            self._reached = self._reached or error.status is not None
+            if not error.retryable or error.status in final:
+                return None
+            message = error.message.rstrip(".") + f", for {timeout_s:g} s."
+            return wait.next_pause_s(message, error.hint, error.retry_after_s)
+
+        response, _ = await retry(request, pause_after)
+        self._reached = True
+        return response
 
 
-class _Wait:
-    """A wait with a deadline, in pauses that grow.
+class LoggedWait:
+    """A wait for another service that is logged, and that ends with an error if the time is up."""
 
-    `models.remote.retry.with_retries` limits the number of attempts and retries ProviderErrors; an
-    environment waits for minutes, whatever the number of attempts, and logs that it does. Only the schedule
-    is shared.
-    """
-
-    def __init__(self, timeout_s: float, policy: RetryPolicy) -> None:
-        self._deadline_s = time.monotonic() + timeout_s
-        self._policy = policy
-        self._random = random.Random()
-        self._pauses = 0
+    def __init__(self, patience_s: float, policy: RetryPolicy) -> None:
+        self._wait = OutageWait(patience_s, policy)
         self._warned_s = time.monotonic()
 
-    async def pause(self, message: str, hint: str, retry_after_s: float | None = None) -> None:
-        """Sleeps; EnvironmentRunError with the message if the time is up."""
-        now_s = time.monotonic()
-        if now_s >= self._deadline_s:
+    def next_pause_s(self, message: str, hint: str, retry_after_s: float | None = None) -> float:
+        """The next pause; EnvironmentRunError with the message if the time is up."""
+        pause_s = self._wait.next_pause_s(retry_after_s)
+        if pause_s is None:
             raise EnvironmentRunError(message, hint)
-        if now_s - self._warned_s >= _WARN_EVERY_S:
-            self._warned_s = now_s
+        if time.monotonic() - self._warned_s >= _WARN_EVERY_S:
+            self._warned_s = time.monotonic()
             logger.warning("still waiting: %s", message)
-        self._pauses += 1
-        pause = pause_s(self._policy, self._pauses, retry_after_s, self._random)
-        await asyncio.sleep(min(pause, self._deadline_s - now_s))
+        return pause_s

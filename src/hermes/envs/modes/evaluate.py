@@ -1,11 +1,12 @@
-"""Evaluations: an environment's `evaluate` isolated from its training, and many items measured concurrently.
+"""Evaluations: an environment's `evaluate` while it trains, and many items measured concurrently.
 
 Training continues while an evaluation runs, and an author's methods add to attributes such as `self.rewards`
-in both. `EvalRunner` therefore calls `evaluate` on a view of the environment. The view shares everything with
-it except metric buffers, which are numbers and built-in containers: of these it has copies. What the
-evaluation adds to a buffer is discarded, unless the name of the attribute, or the key of a dict, contains
-`eval`: authors report that in `wandb_log` later. Anything else that it sets on `self` is set on the
-environment when it ends.
+in both. `EvalRunner` therefore calls `evaluate` on a view of the environment and owns an `EvalState` for it.
+A training metric is an attribute of the environment that holds a number or a built-in container, unless the
+class lists it in `eval_attributes`. The evaluation has its own values of the training metrics, which end with
+it. Every other attribute is the environment's: the view reads it there and sets it there, at once.
+
+Not promised: `vars(self)` inside `evaluate` does not show the environment's attributes.
 
 An item that cannot be measured is retried if the infrastructure failed, then dropped and counted. It is never
 counted as a wrong answer.
@@ -16,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.modes.hooks import EnvHooks
@@ -39,53 +41,122 @@ _MAX_DEPTH = 3
 
 
 class EvalRunner(Generic[E]):
-    """Evaluates one environment while it is training."""
+    """Runs the evaluations of one environment while it trains, one at a time."""
 
     def __init__(self, env: E) -> None:
         self._env = env
+        self._reported: set[str] = set()
+        """Training metrics whose change by an evaluation was logged."""
 
     async def run(self) -> None:
         """Calls `evaluate`. If it fails, the error is logged and training continues."""
-        with self.isolate() as view:
+        with self.open_view() as view:
             try:
                 await view.evaluate()
             except Exception as error:  # an author's code may raise anything
                 logger.exception("the evaluation failed (%s)", classify(error).reason)
 
     @contextmanager
-    def isolate(self) -> Iterator[E]:
-        """The view to call `evaluate` on; everything started inside is in the phase `eval`."""
-        view = copy.copy(self._env)
-        for name, value in vars(self._env).items():
-            if _is_container(value):
-                vars(view)[name] = _copy_buffer(value)
-        initial = dict(vars(view))
-        lengths = {name: len(value) for name, value in initial.items() if type(value) is list}
+    def open_view(self) -> Iterator[E]:
+        """The object to call `evaluate` on; everything started inside is in the phase `eval`."""
+        state = EvalState(self._env)
         try:
             with phase("eval"):
-                yield view
+                yield cast(E, object.__new__(_view_class(type(self._env), state)))
         finally:
-            for name, value in vars(view).items():
-                if name not in initial or value is not initial[name]:
-                    self._set(name, initial.get(name), value)
-                elif _is_container(value):
-                    self._add(name, value, lengths.get(name, 0))
+            self._report(state)
 
-    def _set(self, name: str, initial: Any, value: Any) -> None:
-        """Sets an attribute that the evaluation set, unless it is a metric of the training."""
-        if _is_eval_name(name) or not (_is_container(initial) or _is_number(initial)):
-            vars(self._env)[name] = value
+    def _report(self, state: EvalState) -> None:
+        """Logs, once a name, which of its values the evaluation changed and nobody will see."""
+        names = [name for name in state.changed_metrics() if name not in self._reported]
+        self._reported.update(names)
+        if names:
+            logger.info(
+                "the evaluation changed %s; training keeps its own value. If the evaluation reports its "
+                "result there, list the name in eval_attributes of %s.",
+                ", ".join(f"self.{name}" for name in names),
+                type(self._env).__name__,
+            )
 
-    def _add(self, name: str, buffer: Any, initial_length: int) -> None:
-        """Adds what the evaluation added to its copy of a buffer, if it is a metric of the evaluation."""
-        current = vars(self._env).get(name)
-        if _is_eval_name(name):
-            if isinstance(buffer, list) and isinstance(current, list):
-                current.extend(buffer[initial_length:])
-            else:
-                vars(self._env)[name] = buffer
-        elif isinstance(buffer, dict) and isinstance(current, dict):
-            current.update({key: element for key, element in buffer.items() if _is_eval_name(key)})
+
+class EvalState:
+    """The attributes of an evaluation: its own values of the training metrics, and else the environment's."""
+
+    def __init__(self, env: EnvHooks) -> None:
+        self._env = env
+        self._metrics: dict[str, Any] = {}
+        """The evaluation's own values. Containers are copied when they are first read."""
+        self._initial_lengths: dict[str, int] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether it is an attribute of the object, and not of its class."""
+        return name in self._metrics or name in vars(self._env)
+
+    def read(self, name: str) -> Any:
+        if name in self._metrics:
+            return self._metrics[name]
+        value = vars(self._env)[name]
+        if not (_is_container(value) and self._is_training_metric(name)):
+            return value
+        self._metrics[name] = _copy_buffer(value)
+        self._initial_lengths[name] = len(value)
+        return self._metrics[name]
+
+    def write(self, name: str, value: Any) -> None:
+        if self._is_training_metric(name):
+            self._metrics[name] = value
+            self._initial_lengths.pop(name, None)
+        else:
+            setattr(self._env, name, value)
+
+    def delete(self, name: str) -> None:
+        """Deletes an attribute; of a training metric, the evaluation's own value."""
+        if self._is_training_metric(name):
+            self._metrics.pop(name, None)
+            self._initial_lengths.pop(name, None)
+        else:
+            delattr(self._env, name)
+
+    def changed_metrics(self) -> list[str]:
+        """The training metrics that the evaluation set, or whose length it changed."""
+        return [
+            name
+            for name, value in self._metrics.items()
+            if name not in self._initial_lengths or len(value) != self._initial_lengths[name]
+        ]
+
+    def _is_training_metric(self, name: str) -> bool:
+        if name in self._metrics:
+            return True
+        value = vars(self._env).get(name)
+        return (_is_container(value) or _is_number(value)) and name not in self._env.eval_attributes
+
+
+def _view_class(env_class: type, state: EvalState) -> type:
+    """A subclass of the environment's class whose one instance has the attributes of the state."""
+
+    def read(view: Any, name: str) -> Any:
+        if state.has(name):
+            return state.read(name)
+        return env_class.__getattribute__(view, name)  # methods, properties, defaults of the class
+
+    def write(view: Any, name: str, value: Any) -> None:
+        if isinstance(descriptor := getattr(env_class, name, None), property):
+            descriptor.__set__(view, value)
+        else:
+            state.write(name, value)
+
+    def delete(view: Any, name: str) -> None:
+        state.delete(name)
+
+    methods = {
+        "__getattribute__": read,
+        "__setattr__": write,
+        "__delattr__": delete,
+        "__module__": env_class.__module__,
+        "__qualname__": env_class.__qualname__,
+    }
+    return types.new_class(env_class.__name__, (env_class,), exec_body=lambda body: body.update(methods))
 
 
 def _is_container(value: object) -> bool:
@@ -94,10 +165,6 @@ def _is_container(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_eval_name(name: object) -> bool:
-    return isinstance(name, str) and "eval" in name.lower()
 
 
 def _copy_buffer(buffer: Any, depth: int = _MAX_DEPTH) -> Any:

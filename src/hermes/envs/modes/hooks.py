@@ -6,6 +6,7 @@ the author's API is built on the modes, and the modes know nothing of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hermes.envs.config import BaseEnvConfig
@@ -22,6 +23,7 @@ class EnvHooks(Protocol):
     completion_lengths: list[int]
     process_mode: Any
     secret_seed: int | None
+    eval_attributes: Sequence[str]
 
     @property
     def display_name(self) -> str: ...

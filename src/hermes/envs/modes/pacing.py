@@ -8,11 +8,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from hermes.config.environment import ENV_REPLICA_VARIABLE
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 
 Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvReplica:
+    """One of several processes that serve the same environment: each takes its share of the items."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> EnvReplica:
+        number, _, count = environ.get(ENV_REPLICA_VARIABLE, "1/1").partition("/")
+        return cls(int(number) - 1, int(count))
+
+    @property
+    def suffix(self) -> str:
+        """For the names of files that every replica writes; empty if it is the only one."""
+        return f"-{self.index + 1}" if self.count > 1 else ""
+
+    def share(self, total: int) -> int:
+        """This replica's part of a number of groups, at least one of a positive number."""
+        return max(0, -(-total // self.count))
+
+    def owns(self, position: int) -> bool:
+        """Whether the environment's item at that position is this replica's: every `count`-th one is."""
+        return position % self.count == self.index
 
 
 def batch_share(config: BaseEnvConfig, status: Status) -> int:
@@ -75,7 +103,14 @@ def missing_groups(config: BaseEnvConfig, status: Status, share: int, in_progres
     return max(0, max(1, round(share / config.group_size)) - queued - in_progress)
 
 
-def target_workers(config: BaseEnvConfig, status: Status, share: int, limit: int, evaluating: bool) -> int:
+def target_workers(
+    config: BaseEnvConfig,
+    status: Status,
+    share: int,
+    limit: int,
+    evaluating: bool,
+    replica: EnvReplica = EnvReplica(),  # noqa: B008 - frozen
+) -> int:
     """How many groups should be in progress, at most `limit`. Running workers above it are not stopped."""
     if evaluating and config.eval_handling == EvalHandlingEnum.STOP_TRAIN:
         return 0
@@ -83,5 +118,6 @@ def target_workers(config: BaseEnvConfig, status: Status, share: int, limit: int
         limit = int(limit * config.eval_limit_ratio)
     if config.max_batches_offpolicy > 0:
         room = config.max_batches_offpolicy * share // config.group_size - status["queue_size"]
+        room = replica.share(room)
         limit = min(limit, max(room, min_queued_groups(config, status) - status["self_queue_size"]))
     return max(0, limit)

@@ -21,7 +21,7 @@ from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import fingerprint
 from hermes.envs.failures import FAILED, MAX_TRIES, NOTHING_WRITTEN, GroupFailure
-from hermes.envs.groups import GroupWriter, existing_outputs
+from hermes.envs.groups import GroupWriter, encode_line, existing_outputs
 from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
 from hermes.envs.modes.viewer import generate_html
 from hermes.errors import ConfigError
@@ -73,6 +73,7 @@ class ProcessMode:
         """Items still to be written."""
         self._in_progress = 0
         self._item_lock = asyncio.Lock()
+        self._delivery = ItemDelivery(runner)
         runner.curr_step = len(journal.done)
 
     async def run(self) -> None:
@@ -132,7 +133,7 @@ class ProcessMode:
         for tries in range(1, MAX_TRIES + 1):
             group = await self._runner.collect_group(item)
             if not isinstance(group, GroupFailure):
-                lines, failure = await self._runner.deliver_lines(group, item)
+                lines, failure = await self._delivery.deliver(group, item)
                 if failure is not None:
                     tally.drop(failure)
                 return lines
@@ -141,6 +142,32 @@ class ProcessMode:
                 return []
             tally.retry(group)
         raise AssertionError("the last attempt returns")
+
+
+class ItemDelivery:
+    """Delivers one item at a time, so that the groups that are kept meanwhile are that item's.
+
+    Delivery goes through the author's `handle_send_to_api`, which need not pass the item on. A group that is
+    kept after its delivery has ended, by a task that the author did not await, counts as the next item's.
+    """
+
+    def __init__(self, runner: EnvRunner) -> None:
+        self._runner = runner
+        self._lock = asyncio.Lock()
+        self._lines: list[bytes] = []
+        runner.sink = self
+
+    def write(self, group: Mapping[str, Any]) -> None:
+        self._lines.append(encode_line(group))
+
+    async def deliver(self, group: Any, item: Any) -> tuple[list[bytes], GroupFailure | None]:
+        """The accepted groups of the item as lines, which the caller writes; the failure if there was one."""
+        async with self._lock:
+            failure = await self._runner.deliver(
+                group, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
+            )
+            lines, self._lines = self._lines, []
+        return lines, failure
 
 
 class ProcessJournal:

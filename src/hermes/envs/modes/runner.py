@@ -12,7 +12,6 @@ import asyncio
 import inspect
 import logging
 import os
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +25,11 @@ from hermes.envs.failures import (
     GroupTally,
     classify,
 )
-from hermes.envs.groups import GroupWriter, encode_line, rejection_reason
+from hermes.envs.groups import GroupSink, GroupWriter, rejection_reason
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.modes.metrics import RunTimings, start_wandb
+from hermes.envs.modes.pacing import EnvReplica
 from hermes.envs.modes.redaction import clean_group
 from hermes.envs.phase import phase
 from hermes.envs.types import Item
@@ -41,10 +41,6 @@ UNSENT_VARIABLE = "HERMES_UNSENT_DIR"
 """The folder for groups that were not sent; the supervisor of a run sets it."""
 MAX_FAILED = 16
 """Groups in a row that may fail before the run ends."""
-
-_ITEM_LINES: ContextVar[list[bytes] | None] = ContextVar("hermes_item_lines", default=None)
-"""Collects the groups of one item in the process mode. Several items are delivered at once, each through the
-author's `handle_send_to_api` and tasks that it may start: the context identifies the item."""
 
 
 class EnvRunner:
@@ -63,8 +59,11 @@ class EnvRunner:
         self.items_sent_this_step = 0
         self.backlog: list[Item] = []
         """Items that collect_trajectories returned for later."""
+        self.replica = EnvReplica.from_environ(os.environ)
         path = env.config.data_path_to_save_groups
-        self.writer = None if path is None else GroupWriter(path)
+        self.writer = None if path is None else GroupWriter(self._own_file(path))
+        self.sink: GroupSink | None = self.writer
+        """Takes every group that is kept; None: groups are only sent."""
 
     @property
     def config(self) -> BaseEnvConfig:
@@ -82,7 +81,12 @@ class EnvRunner:
         """Where groups are written that the trajectory API did not accept before the run ended."""
         folder = os.environ.get(UNSENT_VARIABLE, "data")
         output = self.config.data_path_to_save_groups or f"{folder}/{self.env.display_name}.jsonl"
-        return Path(output).with_suffix(".unsent.jsonl")
+        return Path(self._own_file(output)).with_suffix(".unsent.jsonl")
+
+    def _own_file(self, path: str) -> str:
+        """The path, with the number of this replica if there are several."""
+        file = Path(path)
+        return str(file.with_name(f"{file.stem}{self.replica.suffix}{file.suffix}"))
 
     async def prepare(self) -> None:
         """Sets the environment up, and waits for its model server."""
@@ -179,18 +183,6 @@ class EnvRunner:
             return classify(error)
         return None
 
-    async def deliver_lines(self, group: Any, item: Item) -> tuple[list[bytes], GroupFailure | None]:
-        """The same for a file: the accepted groups as lines, which the caller writes."""
-        lines: list[bytes] = []
-        token = _ITEM_LINES.set(lines)
-        try:
-            failure = await self.deliver(
-                group, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
-            )
-        finally:
-            _ITEM_LINES.reset(token)
-        return lines, failure
-
     async def keep_and_send(self, scored_data: Any, item: Item, *, send: bool, check_length: bool) -> None:
         """Validates one group or a list of them; writes and counts the accepted ones, and sends them."""
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
@@ -222,14 +214,8 @@ class EnvRunner:
             decode = self.env.tokenizer.decode
             group["messages"] = [[{"role": "user", "content": decode(ids)}] for ids in group["tokens"]]
         await self.env.add_rollouts_for_wandb(group, item)
-        lines = _ITEM_LINES.get()
-        if lines is None and self.writer is None:
-            return
-        clean = clean_group(group, lambda ids: str(self.env.tokenizer.decode(ids)))
-        if lines is not None:
-            lines.append(encode_line(clean))
-        elif self.writer is not None:
-            self.writer.write(clean)
+        if self.sink is not None:
+            self.sink.write(clean_group(group, lambda ids: str(self.env.tokenizer.decode(ids))))
 
     async def send(self, groups: Any) -> None:
         """Sends one group or a list of them. Cancelling the wait does not cancel the delivery."""

@@ -81,11 +81,14 @@ class ServeMode:
         """Items to try again after an infrastructure failure, each with its attempts so far."""
         self._workers: set[asyncio.Task[Any]] = set()
         self._running_items: dict[str, RunningItem] = {}
+        self._evaluations = EvalRunner(self.env)
         self._evaluation: asyncio.Task[None] | None = None
         self._trainer_waits = True
         """Synchronous: the trainer waits for a batch, with its newest weights published."""
         self._counted_groups = 0
         """Completed groups when the status was requested."""
+        self._position = 0
+        """Items that get_next_item has returned."""
         self._no_items_since_s: float | None = None
         """Since when get_next_item has returned None; None if its last call returned an item."""
 
@@ -248,7 +251,7 @@ class ServeMode:
             if self._is_evaluating():
                 logger.warning("the last evaluation is still running; this one is skipped")
             else:
-                self._evaluation = asyncio.create_task(EvalRunner(self.env).run())
+                self._evaluation = asyncio.create_task(self._evaluations.run())
         interval = self.membership.checkpoint_interval
         if pacing.is_crossed(before, now, interval):
             self.env.save_checkpoint(now // interval * interval)
@@ -267,8 +270,9 @@ class ServeMode:
             self.config,
             self.status,
             self.env.derived_batch_size,
-            self.runner.max_workers,
+            self.runner.replica.share(self.runner.max_workers),
             self._is_evaluating(),
+            self.runner.replica,
         )
         if self.config.synchronous:
             target = min(target, len(self._workers) + self._missing_groups())
@@ -287,18 +291,29 @@ class ServeMode:
         if self.runner.tally.completed != self._counted_groups:
             return 0
         share = self.env.derived_batch_size
-        return pacing.missing_groups(self.config, self.status, share, len(self._workers))
+        missing = pacing.missing_groups(self.config, self.status, share, len(self._workers))
+        return self.runner.replica.share(missing)
 
     async def _next_item_to_run(self) -> tuple[Item, int]:
         """The next item and its failed attempts: a retry, one of the backlog, or a new one."""
         if self._retries:
             return self._retries.pop(0)
-        item = self.runner.backlog.pop() if self.runner.backlog else await self.runner.next_item()
+        item = self.runner.backlog.pop() if self.runner.backlog else await self._next_own_item()
         if item is not None:
             self._no_items_since_s = None
         elif self._no_items_since_s is None:
             self._no_items_since_s = time.monotonic()
         return item, 0
+
+    async def _next_own_item(self) -> Item:
+        """The next item that is this replica's; those of other replicas are passed over."""
+        while True:
+            item = await self.runner.next_item()
+            if item is None:
+                return None
+            position, self._position = self._position, self._position + 1
+            if self.runner.replica.owns(position):
+                return item
 
     async def run_item(self, item_uuid: str) -> Any:
         """The work of one worker: collects the item's group and delivers it. The group, or None."""

@@ -7,7 +7,6 @@ down it is probed with a request that generates nothing.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import statistics
 import time
@@ -20,7 +19,7 @@ from hermes.envs.phase import current_phase
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, is_openai_itself
 from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
 from hermes.errors import ProviderError
-from hermes.models.remote.retry import RetryPolicy, pause_s
+from hermes.models.remote.retry import RetryPolicy, pause_s, retry
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -150,33 +149,29 @@ class APIServer(ABC):
         kwargs["model"] = self.config.model_name
         slots = self.slots(split)
         evaluating = slots is self.eval_sem
-        async with slots:
-            for attempt in range(1, _RETRIES.max_retries + 2):
-                started_s = time.monotonic()
-                try:
-                    result = await wrapper(**kwargs)
-                except Exception as error:
-                    backoff_s = self._backoff_s(error, attempt)
-                    if backoff_s is None:
-                        raise
-                    await asyncio.sleep(backoff_s)
-                else:
-                    self.server_healthy = True
-                    elapsed_s = time.monotonic() - started_s
-                    (self.eval_request_timings if evaluating else self.request_timings).append(elapsed_s)
-                    (self.eval_attempts_list if evaluating else self.attempts_list).append(attempt)
-                    return result
-        raise AssertionError("the last attempt returns or raises")
 
-    def _backoff_s(self, error: Exception, attempt: int) -> float | None:
-        """Seconds until the next attempt; None: raise the error."""
+        async def attempt() -> T:
+            started_s = time.monotonic()
+            result = await wrapper(**kwargs)
+            timings = self.eval_request_timings if evaluating else self.request_timings
+            timings.append(time.monotonic() - started_s)
+            return result
+
+        async with slots:
+            result, attempts = await retry(attempt, self._pause_after)
+        self.server_healthy = True
+        (self.eval_attempts_list if evaluating else self.attempts_list).append(attempts)
+        return result
+
+    def _pause_after(self, error: Exception, attempts: int) -> float | None:
+        """See `PauseAfter`. The server counts as down if it did not respond."""
         status, retryable, retry_after_s = _classify(error)
         if status is None and retryable:
             self.server_healthy = not self.config.health_check
-        if not retryable or attempt > _RETRIES.max_retries:
+        if not retryable or attempts > _RETRIES.max_retries:
             return None
         # Capped: a call that waits keeps its slot.
-        return min(pause_s(_RETRIES, attempt, retry_after_s, self._random), _RETRIES.cap_s)
+        return min(pause_s(_RETRIES, attempts, retry_after_s, self._random), _RETRIES.cap_s)
 
 
 def _classify(error: Exception) -> tuple[int | None, bool, float | None]:

@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.core.durations import duration
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.quickstart.feedback.answers import PolicyAnswers
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.feedback.stages import FeedbackStages
-from hermes.quickstart.progress import duration
 from hermes.quickstart.recipe import MODEL
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import fetch_json

@@ -30,6 +30,12 @@ class FeedbackRecipe:
     batch: int = 16
     """Pairs, or rated answers, a step."""
     beta: float = 0.1
+    kto_beta: float = 0.1
+    good_rating: float = 5.0
+    """KTO: answers with at least as many stars are good ones, all others bad. With 4 as well, an answer that
+    misses one of the three things that the person likes would be as good as one that has them all."""
+    replay_weight: float = 1.0
+    """DPO and KTO: of the rows of an earlier skill, if there are any; 0: they are not used."""
     sft_weight: float = 0.5
     """Against a falling probability of both sides: the liked style is rare in the model's own answers."""
     kl: float = 0.05

@@ -36,6 +36,8 @@ class StartPolicy:
     """The base model's name, or a tinker:// path to sample from."""
     weights: str | None = None
     """A tinker:// path to train from; None: the base model."""
+    replay: Path | None = None
+    """SFT rows of what this policy can do already; None: the base model has nothing to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class FeedbackStages:
             (
                 *(str(files.pairs), "--eval-file", str(files.held_out_pairs)),
                 *("--beta", str(recipe.beta), "--sft-weight", str(recipe.sft_weight)),
+                *self._replay(),
             ),
         )
 
@@ -126,7 +129,10 @@ class FeedbackStages:
             "kto",
             recipe.kto_steps,
             recipe.kto_rate,
-            (str(files.unpaired), "--eval-share", "0", "--beta", str(recipe.beta)),
+            (
+                *(str(files.unpaired), "--eval-share", "0", "--beta", str(recipe.kto_beta)),
+                *("--good-rating", str(recipe.good_rating), *self._replay()),
+            ),
         )
 
     def reward(self, files: RatedFiles, noise: float = 0.0, members: int = 1) -> JSONObject:
@@ -163,6 +169,10 @@ class FeedbackStages:
         )
         result = self._processes.run(f"{label}-{self._seed}", arguments)
         return result, [rlhf_point(row) for row in read_metrics(folder / "metrics.jsonl")]
+
+    def _replay(self) -> tuple[str, ...]:
+        weight, rows = self._recipe.replay_weight, self._start.replay
+        return ("--replay", str(rows), "--replay-weight", str(weight)) if rows and weight else ()
 
     def _train(
         self, kind: str, steps: int, rate: float, arguments: tuple[str, ...], label: str | None = None

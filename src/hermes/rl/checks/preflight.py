@@ -80,7 +80,7 @@ def preflight(
         if not sampled_groups:
             raise HermesError(
                 f"no group could be sampled: {problem or 'the environment returned none'}",
-                f"see {log}; --seconds raises the time limit",
+                f"see {log}; 'hermes rl preflight --seconds N' has another time limit",
             )
         sampled = summarise(sampled_groups, _last_write_s(output) - began_s())
         update_s = None

@@ -68,6 +68,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.teacher_model": "rollouts are sent there; a person names it",
         "tinker.engine_memory_gib": _LENGTH,
         "tinker.engine_kv_gib": _LENGTH,
+        "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -151,11 +152,14 @@ class TrainerFields(BaseModel):
     engine_kv_gib: float | None = Field(
         default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
     )
+    env_replicas: int = Field(
+        default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
+    )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
-        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, or a tinker:// "
-        "path; empty: those of the base model.",
+        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, a tinker:// "
+        "path, or policy (the promoted one); empty: those of the base model.",
     )
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."

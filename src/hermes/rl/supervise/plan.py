@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hermes.config.environment import RL_RUN_VARIABLE
+from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
@@ -133,7 +133,7 @@ class RunPlan:
     def processes(self) -> list[ProcessSpec]:
         """In starting order."""
         engine = [] if self._config["run"]["service"] else [self._engine()]
-        return [self._api(), *engine, self._trainer(), *map(self._env, run_environments(self._config))]
+        return [self._api(), *engine, self._trainer(), *self._envs()]
 
     def _api(self) -> ProcessSpec:
         port = str(self._config["run"]["ports"]["api"])
@@ -178,20 +178,32 @@ class RunPlan:
             finish_patience_s=_STEP_AND_SAVE_S,
         )
 
-    def _env(self, environment: RunEnvironment) -> ProcessSpec:
+    def _envs(self) -> list[ProcessSpec]:
+        """A process for each environment, or as many replicas of it as the run has; each is watched and
+        restarted by its name."""
+        count = int(self._config.get("tinker", {}).get("env_replicas") or 1)
+        return [
+            self._env(environment, number, count)
+            for environment in run_environments(self._config)
+            for number in range(1, count + 1)
+        ]
+
+    def _env(self, environment: RunEnvironment, number: int, count: int) -> ProcessSpec:
+        name = environment.process if count == 1 else f"{environment.process}-{number}"
         # The trainer evaluates: the weights of one step, and the last ones too.
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if environment.evaluates else ()
         seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
         path = str(environment.config_path(self._run))
         return ProcessSpec(
-            environment.process,
+            name,
             (*HERMES, "env", "serve", environment.file, "--config", path, *no_evaluation, *seed),
-            self._run.log_path(environment.process),
-            lambda: self._is_connected(environment),
+            self._run.log_path(name),
+            lambda: self._connected(environment) >= number,
             environ={
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
+                ENV_REPLICA_VARIABLE: f"{number}/{count}",
                 "HERMES_UNSENT_DIR": str(self._run.folder),
             },
         )
@@ -214,14 +226,14 @@ class RunPlan:
             return True
         return any(checkpoint["step"] >= total for checkpoint in saved_checkpoints(self._run))
 
-    def _is_connected(self, environment: RunEnvironment) -> bool:
-        """The API numbers environments of the same name: NAME_0, NAME_1."""
+    def _connected(self, environment: RunEnvironment) -> int:
+        """Its processes that are connected. The API numbers environments of the same name: NAME_0, NAME_1."""
         connected = [
             env["wandb_name"].rpartition("_")[0]
             for env in (self._api_status() or {}).get("envs", [])
             if env["connected"]
         ]
-        return bool(connected) if environment.api_name is None else environment.api_name in connected
+        return len(connected) if environment.api_name is None else connected.count(environment.api_name)
 
     @property
     def _api_url(self) -> str:

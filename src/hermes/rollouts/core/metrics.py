@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping
 
-_PREFIX = "hermes_rollouts_"
+from hermes.rollouts.core.metric_help import HELP, PREFIX
+
 RATE_WINDOW_S = 60
 
 
@@ -52,10 +53,12 @@ class Metrics:
         for name, labels, value in sorted(series):
             if name != previous:
                 kind = "counter" if name.endswith("_total") else "gauge"
-                lines.append(f"# TYPE {_PREFIX}{name} {kind}")
+                if name in HELP:
+                    lines.append(f"# HELP {PREFIX}{name} {HELP[name]}")
+                lines.append(f"# TYPE {PREFIX}{name} {kind}")
                 previous = name
             lines.append(
-                f"{_PREFIX}{name}{{{labels}}} {value:.10g}" if labels else f"{_PREFIX}{name} {value:.10g}"
+                f"{PREFIX}{name}{{{labels}}} {value:.10g}" if labels else f"{PREFIX}{name} {value:.10g}"
             )
         return "\n".join(lines) + "\n"
 

@@ -27,6 +27,8 @@ class CodeBlock:
     language: str
     text: str
     run: bool = False
+    run_packages: tuple[str, ...] = ()
+    """The pinned packages that it needs when it is run; empty: all of them."""
     continues: bool = False
     """Whether the earlier `run` blocks of its file belong in front of it."""
     schema: str | None = None
@@ -143,6 +145,7 @@ def _read_info(info: str, text: str, file: str, line: int) -> CodeBlock:
         language,
         text,
         run="run" in attributes,
+        run_packages=tuple(name for name in attributes.get("run", "").split(",") if name),
         continues="continues" in attributes,
         schema=attributes.get("schema") or None,
         skip=attributes.get("reason") if "skip" in attributes else None,

@@ -1,18 +1,21 @@
 """Runs the blocks of a skill that are marked `run`, and its scripts with `--help`, on request only.
 
 Where the pinned packages are not installed in this interpreter at their versions, a virtual environment is
-made for the skill in the cache and kept. A block runs in an empty folder with a home of its own; it is not
-sandboxed: it is code of the skill, with this user's rights.
+made in the cache and kept. It stands on the packages of this interpreter (torch is not downloaded again); the
+pinned ones, and what pip finds missing for them, come before those. A block runs in an empty folder with a
+home of its own; it is not sandboxed: it is code of the skill, with this user's rights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from collections.abc import Sequence
@@ -47,17 +50,23 @@ def run_skill(report: SkillReport, cache: Path) -> None:
     blocks = [
         (page.blocks, block) for page in pages(skill) for block in page.blocks if block.run and not block.skip
     ]
-    if not blocks:
-        return
-    try:
-        python = interpreter(skill.packages, cache)
-    except ExecutionError as error:
-        report.unchecked.append(f"its runnable blocks: {error}")
-        return
     for siblings, block in blocks:
+        try:
+            python = interpreter(_needed(skill.packages, block), cache)
+        except ExecutionError as error:
+            report.unchecked.append(f"{block.file}:{block.line} cannot be run: {error}")
+            continue
         report.runs += 1
         if reason := _run_block(block, siblings, python):
             report.problems.append(Problem(block.file, block.line, f"the block failed: {reason}"))
+
+
+def _needed(packages: Sequence[PinnedPackage], block: CodeBlock) -> list[PinnedPackage]:
+    """The packages of the skill that the block names in `run=`; all where it names none."""
+    unknown = set(block.run_packages) - {package.name for package in packages}
+    if unknown:
+        raise ExecutionError(f"run= names {', '.join(sorted(unknown))}, which the skill does not pin")
+    return [package for package in packages if not block.run_packages or package.name in block.run_packages]
 
 
 def interpreter(packages: Sequence[PinnedPackage], cache: Path) -> Path:
@@ -65,27 +74,36 @@ def interpreter(packages: Sequence[PinnedPackage], cache: Path) -> Path:
     if all(_is_installed(package) for package in packages):
         return Path(sys.executable)
     pins = [f"{package.name}=={package.version}" for package in packages]
-    digest = hashlib.sha256("\n".join([sys.version, *pins]).encode()).hexdigest()[:16]
+    below = sysconfig.get_paths()["purelib"]
+    digest = hashlib.sha256("\n".join([sys.version, below, *pins]).encode()).hexdigest()[:16]
     folder = cache / "environments" / digest
     python = folder / "bin" / "python"
     ready = folder / ".ready"
     if ready.exists():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    venv.create(ensure_dir(folder.parent) / digest, with_pip=True)
+    venv.create(ensure_dir(folder.parent) / digest, with_pip=importlib.util.find_spec("pip") is None)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    (site_packages / "hermes_below.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+    try:
+        _install(python, pins)
+    except ExecutionError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    ready.touch()
+    return python
+
+
+def _install(python: Path, pins: Sequence[str]) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--only-binary=:all:", *pins]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        shutil.rmtree(folder, ignore_errors=True)
         raise ExecutionError(f"pip took more than {_INSTALL_TIMEOUT_S} s") from error
     if done.returncode:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise ExecutionError(f"pip cannot install {', '.join(pins)} ({_last_line(done.stderr)})")
-    ready.touch()
-    return python
+        raise ExecutionError(f"pip cannot install {', '.join(pins)} ({_last_error(done.stderr)})")
 
 
 def _is_installed(package: PinnedPackage) -> bool:
@@ -138,3 +156,9 @@ def _run(command: list[str], python: Path, text: str = "") -> str | None:
 def _last_line(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1].strip()[:_SHOWN_CHARS] if lines else "no message"
+
+
+def _last_error(text: str) -> str:
+    """The last line of pip's that names an error; hints and notices come after it."""
+    errors = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
+    return _last_line(errors[-1] if errors else text)

@@ -1,4 +1,4 @@
-"""Group-relative advantages: how much better a rollout was than the others of its group. Pure.
+"""Advantages: how much better a rollout was than the others of its group, or than a critic's values. Pure.
 
 A rollout that was split into several sequences counts once in every mean. A group whose rollouts all have the
 same score has no signal: it gets no advantages, and the caller counts it.
@@ -35,6 +35,20 @@ def advantages(groups: Sequence[Sequence[float]], baseline: Baseline) -> list[li
     """For each group of scores its advantages; None for a group without signal."""
     std = _std([score for scores in groups for score in scores])
     return [_group_advantages(scores, baseline, std) if has_signal(scores) else None for scores in groups]
+
+
+def generalised_advantages(values: Sequence[float], reward: float, decay: float) -> list[float]:
+    """The generalised advantage estimate (GAE) of each token, with a discount of 1 and `decay` as its λ.
+
+    `values`: the critic's, before each token; the reward comes after the last one.
+    """
+    estimates: list[float] = []
+    following, estimate = reward, 0.0
+    for value in reversed(values):
+        estimate = following - value + decay * estimate
+        estimates.append(estimate)
+        following = value
+    return estimates[::-1]
 
 
 def _group_advantages(scores: Sequence[float], baseline: Baseline, batch_std: float) -> list[float]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
+from hermes.models.remote.retry import OutageWait, RetryPolicy, retry_blocking
 from hermes.serving.trajectory_api import (
     TIMEOUT_S,
     TrajectoryApiError,
@@ -36,7 +36,8 @@ NO_LEASE = 0
 """The lease id of a batch from an API without leases (the original): it is served only once."""
 _RENEWAL_TIMEOUT_S = 10.0
 """Short, because the end of a run waits for a renewal in progress."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_PAUSES = RetryPolicy(max_retries=0, base_s=0.05, cap_s=1.0)
+"""Only the schedule of pauses: attempts are limited by time, not by number."""
 
 logger = logging.getLogger(__name__)
 
@@ -157,16 +158,14 @@ class TrainerApi:
                 logger.warning("%d leases were not renewed: %s", len(lease_ids), error.message)
 
     def _request(self, method: str, path: str, body: JSONObject | None = None) -> JSONObject:
-        deadline_s = time.monotonic() + self._patience_s
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                return self._send(method, path, body)
-            except TrajectoryApiError as error:
-                if not error.retryable or time.monotonic() + pause_s > deadline_s:
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        wait = OutageWait(self._patience_s, _PAUSES)
+
+        def pause_after(error: Exception, attempts: int) -> float | None:
+            if not isinstance(error, TrajectoryApiError) or not error.retryable:
+                return None
+            return wait.next_pause_s(error.retry_after_s)
+
+        return retry_blocking(lambda: self._send(method, path, body), pause_after)
 
     def _send(
         self, method: str, path: str, body: JSONObject | None, timeout_s: float = TIMEOUT_S

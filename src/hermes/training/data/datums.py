@@ -31,11 +31,23 @@ def rl_datum(
     return _datum(tokens, inputs if ratio_mask is None else {**inputs, "sequence_ratio_mask": ratio_mask})
 
 
-def _datum(tokens: Sequence[int], inputs: Mapping[str, Sequence[float]]) -> tinker.Datum:
+def target_datum(tokens: Sequence[int], target: int, weights: Sequence[float]) -> tinker.Datum:
+    """For cross_entropy of the same token in the place of each token: a read-out at every position.
+
+    `weights[i]` is that of predicting `target` in the place of `tokens[i]`.
+    """
+    return _datum(tokens, {"weights": weights}, [target] * (len(tokens) - 1))
+
+
+def _datum(
+    tokens: Sequence[int], inputs: Mapping[str, Sequence[float]], predicted: Sequence[int] | None = None
+) -> tinker.Datum:
+    """`predicted`: what each position is to predict; None: the token that follows it."""
     from tinker import Datum, ModelInput, TensorData
 
     size = len(tokens) - 1
-    targets = TensorData(data=list(tokens[1:]), dtype="int64", shape=[size])
+    ids = list(tokens[1:] if predicted is None else predicted)
+    targets = TensorData(data=ids, dtype="int64", shape=[size])
     floats = {
         name: TensorData(data=[float(value) for value in values[1:]], dtype="float32", shape=[size])
         for name, values in inputs.items()

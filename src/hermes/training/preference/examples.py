@@ -181,6 +181,14 @@ def unpaired_examples(
     return split
 
 
+def label_by_rating(answers: Sequence[RatedCompletion], good: float | None) -> list[RatedCompletion]:
+    """Good from that rating on, and else bad: for raters whose 4 means that something was missing. None: the
+    labels stay as they are."""
+    if good is None:
+        return list(answers)
+    return [replace(rated, desirable=rated.score >= good) for rated in answers]
+
+
 def sort_in(split: RowSplit[Row], row: Row, task: str, eval_share: float) -> None:
     """Adds the row to its side; all rows of a task are on the same one."""
     side = split.held_out if side_of(task, eval_share) is Side.EVAL else split.train

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from starlette.responses import FileResponse, RedirectResponse, Response
 
+from hermes.core import JSONObject
 from hermes.data.export.run import ExportPlan, preview
 from hermes.data.export.select import TrajectorySelection
+from hermes.data.formats.base import Format
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.safety.redact import Redactor
-from hermes.store import Filter
+from hermes.store import Filter, Reader
 from hermes.web.query import TrajectoryQuery, parse_query
+from hermes.web.render.loss import LossView, loss_view
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 
 _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 6000
 _MAX_SHOWN = 100
+_MAX_PICKED = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}\.(?:jsonl|json|parquet|arrow|md)")
 
 
@@ -38,25 +44,62 @@ class ExportedDataset:
     """Its manifest, and what was removed."""
 
 
+class PreviewedRow(NamedTuple):
+    text: str
+    """As JSON."""
+    loss: LossView | None
+    """None: the format is no training data."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportChoice:
+    """Which rows are exported, and in which format; the page previews what the command writes."""
+
+    form: Format
+    query: TrajectoryQuery
+    ids: tuple[str, ...]
+    """Picked trajectories; empty: all that match the query."""
+    everything: bool
+    """Also those that did not complete."""
+
+    def selection(self) -> TrajectorySelection:
+        filters = Filter(ids=self.ids or None, text=self.query.words or None)
+        return TrajectorySelection(filters, where=self.query.conditions, only_completed=not self.everything)
+
+    def arguments(self, output: str) -> tuple[str, ...]:
+        """Those of `hermes`."""
+        arguments: tuple[str, ...] = ("export", "--format", self.form.name)
+        for trajectory_id in self.ids:
+            arguments += ("--id", trajectory_id)
+        for condition in self.query.conditions:
+            arguments += ("--where", condition.text)
+        arguments += ("--text", self.query.words) if self.query.words else ()
+        arguments += ("--all",) if self.everything else ()
+        return (*arguments, "--output", output)
+
+
 def show(request: WebRequest) -> Response:
     form_name = request.choice("format", tuple(FORMATS))
     query = parse_query(request.text("q"))
     everything = request.query.get("all") == "1"
-    rows: list[str] = []
+    previewed = request.query.get("preview") == "1"
+    rows: list[PreviewedRow] = []
     left_out: list[tuple[str, int]] = []
-    if request.query.get("preview") == "1":
-        plan = ExportPlan(get_format(form_name), Path("preview.jsonl"), _selection(query, everything))
-        redactor = Redactor(request.context.config().secrets)
-        with request.context.reader() as reader:
+    with request.context.reader() as reader:
+        choice = ExportChoice(
+            get_format(form_name), query, _resolved(reader, request.texts("id")), everything
+        )
+        if previewed:
+            plan = ExportPlan(choice.form, Path("preview.jsonl"), choice.selection())
+            redactor = Redactor(request.context.config().secrets)
             data, reasons = preview(reader, plan, _PREVIEW_ROWS, redactor)
-        rows = [json.dumps(row, ensure_ascii=False, indent=2, default=str)[:_SHOWN_CHARS] for row in data]
-        left_out = reasons.most_common(12)
+            rows = [_previewed(form_name, row) for row in data]
+            left_out = reasons.most_common(12)
     values: dict[str, Any] = {
         "formats": FORMATS.values(),
-        "form": FORMATS[form_name],
-        "query": query,
-        "all": everything,
-        "previewed": request.query.get("preview") == "1",
+        "choice": choice,
+        "command": shlex.join(("hermes", *choice.arguments(f"{form_name}.jsonl"))),
+        "previewed": previewed,
         "rows": rows,
         "left_out": left_out,
         "exports": _exports(_files(request)),
@@ -68,16 +111,16 @@ def export(request: WebRequest) -> Response:
     """Writes the file with `hermes export`, in a job."""
     form = get_format(request.field("format", max_chars=100))
     query = parse_query(request.field("q", max_chars=2000))
+    with request.context.reader() as reader:
+        ids = _resolved(reader, request.field("ids").split())
+    choice = ExportChoice(form, query, ids, request.field("all") == "1")
     stem = f"{form.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     target = _folder(request) / f"{stem}.jsonl"
-    arguments: tuple[str, ...] = ("export", "--format", form.name, "--output", str(target))
-    for condition in query.conditions:
-        arguments += ("--where", condition.text)
-    arguments += ("--text", query.words) if query.words else ()
-    arguments += ("--all",) if request.field("all") == "1" else ()
     _folder(request).mkdir(parents=True, exist_ok=True)
     job = request.context.jobs.start(
-        f"Export as {form.name}", arguments, f"/datasets?{urlencode({'format': form.name})}"
+        f"Export as {form.name}",
+        choice.arguments(str(target)),
+        f"/datasets?{urlencode({'format': form.name})}",
     )
     return RedirectResponse(f"/jobs/{job.job_id}", 303)
 
@@ -91,10 +134,19 @@ def download(request: WebRequest) -> Response:
     return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
 
-def _selection(query: TrajectoryQuery, everything: bool) -> TrajectorySelection:
-    return TrajectorySelection(
-        Filter(text=query.words or None), where=query.conditions, only_completed=not everything
-    )
+def _resolved(reader: Reader, references: Sequence[str]) -> tuple[str, ...]:
+    if len(references) > _MAX_PICKED:
+        raise PageError(
+            400,
+            f"{len(references)} trajectories are picked",
+            f"At most {_MAX_PICKED} are taken; for more, select them by a query.",
+        )
+    return tuple(dict.fromkeys(map(reader.resolve, references)))
+
+
+def _previewed(format_name: str, row: JSONObject) -> PreviewedRow:
+    text = json.dumps(row, ensure_ascii=False, indent=2, default=str)[:_SHOWN_CHARS]
+    return PreviewedRow(text, loss_view(format_name, row))
 
 
 def _folder(request: WebRequest) -> Path:

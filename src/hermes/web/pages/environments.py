@@ -46,7 +46,9 @@ def _last_check(request: WebRequest, name: str) -> dict[str, Any] | None:
     if text is None:
         return None
     rows = [
-        line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("STATE")
+        line.split(None, 1)
+        for line in text.splitlines()
+        if line.strip() and not line.startswith(("STATE", "("))  # the heading, and signs of life
     ]
     problems = [" ".join(row) for row in rows if row[0] != "ok"]
     passed = len(rows) - len(problems)

@@ -11,9 +11,9 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from hermes.policies.registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 from hermes.web.runs.detail import read_config

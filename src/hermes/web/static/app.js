@@ -21,6 +21,7 @@
     if (event.getModifierState && event.getModifierState("AltGraph")) return true;
     if ($("dialog[open]")) return true;
     const target = event.target;
+    if (target.type === "checkbox") return event.key === " ";
     return target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
   }
 
@@ -93,6 +94,7 @@
     e: () => click(".unfold", current()),
     d: () => click("[data-diff]") || toast("There is nothing to compare it with"),
     c: copyLink,
+    x: () => { if (at < 0) go(0); click("[data-pick]", current()); },
     Enter: () => { const row = current(); if (at >= 0 && row) click("a", row); },
   };
   document.addEventListener("keydown", (event) => {
@@ -158,6 +160,20 @@
   });
   document.addEventListener("htmx:responseError", (event) => toast(`The server refused this (${event.detail.xhr.status})`, true));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer", true));
+
+  // picked rows: how many, and the command that exports them
+  const picked = $("#picked");
+  if (picked) {
+    const count = () => {
+      const ids = $$("[data-pick]:checked").map((box) => box.value);
+      $("[data-picked-count]", picked).textContent = ids.length;
+      $("[data-picked-command]", picked).textContent = `hermes export ${ids.map((id) => `--id ${id}`).join(" ")} --output picked.jsonl`;
+      $("[formaction='/compare']", picked).disabled = ids.length < 2 || ids.length > 4;
+    };
+    document.addEventListener("change", (event) => { if (event.target.matches("[data-pick]")) count(); });
+    picked.addEventListener("reset", () => setTimeout(count));
+    addEventListener("pageshow", count);
+  }
 
   // completion of the query box: fields, then values that occur
   const box = $("[data-fields]");

@@ -8,6 +8,7 @@ import logging
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from hermes.engine.server.metric_help import HELP, PREFIX
 from hermes.engine.server.responses import RequestError, as_json, read_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
@@ -123,8 +124,9 @@ class ServiceRoutes:
             "checkpoints": len(self._state.store.checkpoints()),
         }
         lines = [
-            f"# TYPE hermes_engine_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
-            f"hermes_engine_{name} {float(value):.10g}"
+            f"# HELP {PREFIX}{name} {HELP.get(name, '')}\n"
+            f"# TYPE {PREFIX}{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
+            f"{PREFIX}{name} {float(value):.10g}"
             for name, value in sorted(values.items())
         ]
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")

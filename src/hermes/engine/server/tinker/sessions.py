@@ -24,7 +24,7 @@ from hermes.engine.server.tinker.schema import CreateSession
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.engine import Engine
+    from hermes.engine.interface import EngineInterface
 
 SAMPLES_TIMEOUT_S = 30.0
 """Silence after which samples are cancelled. A live SDK sends a heartbeat every ten seconds."""
@@ -92,7 +92,9 @@ class TinkerSession:
 class Sessions:
     """All sessions of one server. Belongs to the event loop."""
 
-    def __init__(self, engine: Engine, futures: FutureStore, names: PolicyNames, timeout_s: float) -> None:
+    def __init__(
+        self, engine: EngineInterface, futures: FutureStore, names: PolicyNames, timeout_s: float
+    ) -> None:
         self._engine = engine
         self._futures = futures
         self._names = names

@@ -360,7 +360,7 @@ def parser() -> argparse.ArgumentParser:
     for command in (lookup, entries):
         command.add_argument("ids", nargs="+", metavar="ID")
     for command in (find, lookup, entries):
-        command.add_argument("--base-url", default=BASE_URL, metavar="URL")
+        command.add_argument("--base-url", default=os.environ.get("ARXIV_API_URL", BASE_URL), metavar="URL")
         command.add_argument("--cache-dir", type=Path, default=None, metavar="DIR")
         command.add_argument("--cache-hours", type=float, default=24.0, metavar="H", help="0 asks anew (24)")
         command.add_argument("--delay", type=float, default=3.0, metavar="S", help="between requests (3)")

@@ -1,0 +1,195 @@
+"""The workers of a front: how many fit, their start, their deaths and their return.
+
+A worker that dies is started again; until it is ready the others do its work. `on_ready` is called under the
+fleet's lock before a worker becomes available, so that whatever is sent there arrives before any request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hermes.engine.info import EngineOptions
+from hermes.engine.replicas.client import WorkerClient
+from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
+from hermes.engine.setup import cpu_bytes_needed
+from hermes.engine.types import EngineCapacityError
+from hermes.errors import HermesError, HostError
+
+_logger = logging.getLogger(__name__)
+_MAX_STARTS = 5
+"""In a row, without becoming ready; then the worker is given up."""
+_CORES_PER_REPLICA = 8
+"""Of a CPU, for `auto`: fewer cores sample and train faster with one pool of threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlacement:
+    settings: WorkerSettings
+    environ: dict[str, str]
+
+
+def auto_replicas() -> int:
+    """One a visible GPU; on a CPU one for every eight cores."""
+    import torch
+
+    return torch.cuda.device_count() or max(1, (os.cpu_count() or 1) // _CORES_PER_REPLICA)
+
+
+def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
+    """Where each worker computes: GPUs in turn, or an equal share of the cores."""
+    import torch
+
+    gpus = torch.cuda.device_count() if options.device in ("auto", "cuda", "cuda:0") else 0
+    if not gpus:
+        memory = None if options.memory_bytes is None else options.memory_bytes // replicas
+        threads = max(1, (os.cpu_count() or 1) // replicas)
+        settings = WorkerSettings(replace(options, memory_bytes=memory), threads)
+        return [WorkerPlacement(settings, {}) for _ in range(replicas)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = visible if len(visible) == gpus and visible[0] else [str(number) for number in range(gpus)]
+    share = 1 / -(-replicas // gpus)
+    settings = WorkerSettings(replace(options, device="cuda", device_share=share), 0)
+    return [
+        WorkerPlacement(settings, {"CUDA_VISIBLE_DEVICES": names[number % gpus]})
+        for number in range(replicas)
+    ]
+
+
+class WorkerFleet:
+    def __init__(
+        self,
+        placements: list[WorkerPlacement],
+        on_ready: Callable[[int, WorkerClient], None],
+        on_lost: Callable[[WorkerClient], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_lost` is called under the lock. `on_change` is called, in any thread, after a worker became
+        available, and when none is left."""
+        self._placements = placements
+        self._on_ready, self._on_lost, self._on_change = on_ready, on_lost, on_change
+        self.lock = threading.RLock()
+        """Held while workers join, and by whoever must not miss one that joins."""
+        self._changed = threading.Condition(self.lock)
+        self._clients: dict[int, WorkerClient] = {}
+        """Available ones, by number."""
+        self._starting: dict[int, WorkerClient] = {}
+        self._closed = False
+        self._failures: dict[int, int] = {}
+        self.first: WorkerReady | None = None
+
+    def start(self) -> WorkerReady:
+        """Starts all workers. HermesError: the model cannot be loaded, or so many do not fit."""
+        try:
+            self.first = first = self._launch(0).ready.result()
+            self._check_memory(first)
+            clients = [self._launch(number) for number in range(1, len(self._placements))]
+            for client in clients:
+                client.ready.result()
+        except HermesError:
+            self.close()
+            raise
+        return first
+
+    def available(self) -> dict[int, WorkerClient]:
+        with self.lock:
+            return dict(self._clients)
+
+    def wait_available(self) -> dict[int, WorkerClient]:
+        """Waits until a worker is available. HostError: none will be, or the fleet was closed."""
+        with self._changed:
+            while not self._clients:
+                self.check_alive()
+                self._changed.wait()
+            return dict(self._clients)
+
+    def check_alive(self) -> None:
+        """HostError: no worker is left, and none will be started again."""
+        with self.lock:
+            given_up = [number for number, count in self._failures.items() if count >= _MAX_STARTS]
+            if self._closed or len(given_up) == len(self._placements):
+                raise HostError(
+                    "the engine has no worker left: each ended before it was ready, several times",
+                    "see the engine's log, then start it again",
+                )
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            clients = [*self._clients.values(), *self._starting.values()]
+            self._changed.notify_all()
+        for client in clients:
+            client.kill()
+            client.process.wait()
+
+    def _check_memory(self, first: WorkerReady) -> None:
+        """EngineCapacityError: the other replicas would not fit into this machine's memory."""
+        import torch
+
+        from hermes.engine.memory import free_bytes
+
+        others = len(self._placements) - 1
+        if first.device != "cpu" or not others:
+            return
+        needed, free = cpu_bytes_needed(first.base_bytes), free_bytes(torch.device("cpu"))
+        if others * needed > free:
+            raise EngineCapacityError(
+                f"{others + 1} replicas do not fit: each needs {needed / 2**30:.1f} GiB, and beside one "
+                f"{free / 2**30:.1f} GiB are free.",
+                f"Use --replicas {1 + free // needed} or less, or a smaller model.",
+            )
+
+    def _launch(self, number: int) -> WorkerClient:
+        placement = self._placements[number]
+        name = f"worker {number + 1}"
+        with self.lock:
+            client = WorkerClient(name, placement.settings, placement.environ, self._lost)
+            self._starting[number] = client
+        client.ready.add_done_callback(lambda future: self._join(number, client, future.exception() is None))
+        return client
+
+    def _join(self, number: int, client: WorkerClient, loaded: bool) -> None:
+        with self._changed:
+            if not loaded or self._closed:
+                return
+            self._starting.pop(number, None)
+            self._failures[number] = 0
+            self._on_ready(number, client)
+            self._clients[number] = client
+            self._changed.notify_all()
+        _logger.info("engine %s is ready, pid %d", client.name, client.pid)
+        self._on_change()
+
+    def _lost(self, client: WorkerClient) -> None:
+        with self._changed:
+            number = next(
+                key for key, other in {**self._clients, **self._starting}.items() if other is client
+            )
+            self._clients.pop(number, None)
+            self._starting.pop(number, None)
+            if self._closed or self.first is None:
+                return
+            self._on_lost(client)
+            self._failures[number] = failures = self._failures.get(number, 0) + 1
+            self._changed.notify_all()
+        if failures >= _MAX_STARTS:
+            _logger.error("engine %s %s; it is given up", client.name, client.describe_end())
+            self._on_change()
+            return
+        _logger.warning("engine %s %s; it is started again", client.name, client.describe_end())
+        threading.Thread(
+            target=self._restart,
+            args=(number, 0.25 * 4 ** (failures - 1)),
+            name="hermes-restart",
+            daemon=True,
+        ).start()
+
+    def _restart(self, number: int, delay_s: float) -> None:
+        time.sleep(delay_s if self._failures.get(number, 0) > 1 else 0.0)
+        with self.lock:
+            if not self._closed:
+                self._launch(number)

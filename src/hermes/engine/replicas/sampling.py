@@ -1,0 +1,171 @@
+"""Samples of a front: each runs on one worker, and on another one if that worker dies.
+
+A request has a seed from the beginning, so that it can be computed again. Tokens that were streamed already
+are not sent twice: the second computation has to repeat them, and a request whose second computation
+differs fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from hermes.engine.info import EngineClosedError
+from hermes.engine.replicas.client import WorkerClient, WorkerLostError
+from hermes.engine.replicas.fleet import WorkerFleet
+from hermes.engine.replicas.routing import PrefixRouter, RoutedRequest
+from hermes.engine.types import EngineCapacityError, SampleRequest, SampleResult
+from hermes.errors import HermesError
+
+_MAX_DEATHS = 3
+"""Of workers, with one request in flight: then the request is the reason."""
+_SEED_BITS = 62
+
+
+@dataclass(slots=True, eq=False)
+class _RoutedSample:
+    policy_id: str | None
+    request: SampleRequest
+    """With a seed, and without a callback."""
+    on_token: Callable[[int, int, float], None] | None
+    future: Future[SampleResult] = field(default_factory=Future)
+    deaths: int = 0
+    streamed: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens by sample that the caller has."""
+    repeated: dict[int, int] = field(default_factory=dict)
+    """How many of them the present computation has repeated."""
+    sent: tuple[WorkerClient, int] | None = None
+    """The worker and the number of the call."""
+
+
+class SampleRouter:
+    """May be used from any thread."""
+
+    def __init__(self, fleet: WorkerFleet, workers: int) -> None:
+        self._fleet = fleet
+        self._router = PrefixRouter(workers)
+        self._waiting: list[_RoutedSample] = []
+        """Without a worker: all are being started."""
+        self._running: set[_RoutedSample] = set()
+
+    def submit(self, policy_id: str | None, request: SampleRequest) -> Future[SampleResult]:
+        params = request.params
+        if params.seed is None:
+            params = replace(params, seed=secrets.randbits(_SEED_BITS))
+        sample = _RoutedSample(policy_id, replace(request, on_token=None, params=params), request.on_token)
+        sample.future.add_done_callback(lambda future: self._cancel(sample) if future.cancelled() else None)
+        with self._fleet.lock:
+            self._running.add(sample)
+        self._dispatch(sample)
+        return sample.future
+
+    def forget_worker(self, number: int) -> None:
+        """It was started again."""
+        self._router.reset(number)
+
+    def retry_waiting(self) -> None:
+        """Called when a worker has become available, or none will."""
+        with self._fleet.lock:
+            waiting, self._waiting = self._waiting, []
+        for sample in waiting:
+            self._dispatch(sample)
+
+    def end_all(self, error: HermesError) -> None:
+        with self._fleet.lock:
+            running = list(self._running)
+        for sample in running:
+            self._finish(sample, error=error)
+
+    def _dispatch(self, sample: _RoutedSample) -> None:
+        with self._fleet.lock:
+            clients = self._fleet.available()
+            if not clients:
+                try:
+                    self._fleet.check_alive()
+                except HermesError as error:
+                    self._finish(sample, error=error)
+                else:
+                    self._waiting.append(sample)
+                return
+            request = sample.request
+            routed = self._router.route(
+                sample.policy_id, request.prompt, request.num_samples, request.params.max_tokens, clients
+            )
+        sample.repeated = {}
+        client = clients[routed.worker]
+        on_token = None if sample.on_token is None else self._token_listener(sample)
+        number, call = client.numbered_call(
+            "sample", sample.policy_id, request, on_token is not None, on_token=on_token
+        )
+        sample.sent = (client, number)
+        call.add_done_callback(lambda call: self._after(sample, routed, call))
+        if sample.future.cancelled():  # before it was sent
+            self._cancel(sample)
+
+    def _token_listener(self, sample: _RoutedSample) -> Callable[[int, int, float], None]:
+        """Passes tokens on, without those that an earlier computation has streamed."""
+
+        def on_token(index: int, token: int, logprob: float) -> None:
+            streamed, position = sample.streamed.setdefault(index, []), sample.repeated.get(index, 0)
+            sample.repeated[index] = position + 1
+            if position >= len(streamed):
+                streamed.append(token)
+                assert sample.on_token is not None
+                sample.on_token(index, token, logprob)
+            elif streamed[position] != token:
+                raise EngineClosedError(
+                    "The worker that streamed this answer died, and another would continue it differently.",
+                    "Send the request again.",
+                )
+
+        return on_token
+
+    def _after(self, sample: _RoutedSample, routed: RoutedRequest, call: Future[SampleResult]) -> None:
+        error = call.exception()
+        if isinstance(error, WorkerLostError):
+            sample.deaths += 1
+            if sample.future.done():
+                self._finish(sample)
+            elif sample.deaths < _MAX_DEATHS:
+                self._dispatch(sample)
+            else:
+                text = f"{sample.deaths} workers died while they computed this request"
+                self._finish(sample, error=EngineCapacityError(text, "Send a shorter one, or fewer samples."))
+            return
+        with self._fleet.lock:
+            self._router.finish(routed)
+        if error is not None:
+            self._finish(sample, error=error)
+        else:
+            self._finish(sample, result=replace(call.result(), version=sample.policy_id or ""))
+
+    def _finish(
+        self,
+        sample: _RoutedSample,
+        *,
+        result: SampleResult | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        with self._fleet.lock:
+            if sample not in self._running:
+                return
+            self._running.discard(sample)
+        with contextlib.suppress(RuntimeError):  # it was cancelled by now, and was told so
+            if not sample.future.set_running_or_notify_cancel():
+                return
+        if result is not None:
+            sample.future.set_result(result)
+        elif error is not None:
+            sample.future.set_exception(error)
+
+    def _cancel(self, sample: _RoutedSample) -> None:
+        with self._fleet.lock:
+            if sample in self._waiting:
+                self._waiting.remove(sample)
+                self._running.discard(sample)
+        if sample.sent is not None:
+            client, number = sample.sent
+            client.call("cancel", number)

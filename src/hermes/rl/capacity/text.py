@@ -1,0 +1,83 @@
+"""A capacity plan as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes.rl.capacity.hardware import GIB
+
+if TYPE_CHECKING:
+    from hermes.core import JSONObject
+    from hermes.rl.capacity.costs import RolloutWorkload
+    from hermes.rl.capacity.plan import CapacityPlan, Cluster
+    from hermes.rl.capacity.shapes import ModelShape
+
+
+def plan_json(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: CapacityPlan) -> JSONObject:
+    memory = plan.memory
+    return {
+        "device": cluster.device.name,
+        "measured_device": cluster.device.measured,
+        "replicas": cluster.replicas,
+        "env_replicas": cluster.environments,
+        "parameters": shape.parameters,
+        "shape_assumed_from": shape.assumed_from,
+        "batch_size": load.batch_size,
+        "memory_gib": {
+            "weights": round(memory.weights / GIB, 2),
+            "adapter": round(memory.adapter / GIB, 2),
+            "activations": round(memory.activations / GIB, 2),
+            "kv_cache": round(memory.kv_cache / GIB, 2),
+            "runtime": round(memory.runtime / GIB, 2),
+            "device": round(memory.total / GIB, 2),
+        },
+        "fits": memory.fits,
+        "sequences_at_once": plan.sequences_at_once,
+        "seconds_per_step": round(plan.step.step_s, 3),
+        "busy_seconds_per_step": {part: round(busy_s, 4) for part, busy_s in plan.step.busy_s.items()},
+        "staleness": round(plan.step.staleness, 2),
+        "rollouts_per_s": round(plan.rollouts_per_s, 2),
+        "sampled_tokens_per_s": round(plan.sampled_tokens_per_s, 1),
+        "trained_tokens_per_s": round(plan.trained_tokens_per_s, 1),
+        "bottleneck": plan.bottleneck,
+        "add_next": plan.advice,
+    }
+
+
+def plan_text(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: CapacityPlan) -> str:
+    memory, step, environments = plan.memory, plan.step, cluster.environments
+    parts = sorted(step.busy_s.items(), key=lambda item: -item[1])
+    used = memory.least + memory.kv_cache
+    lines = [
+        f"{shape.parameters / 1e9:.3g} B parameters on {_devices(cluster)}, {environments} environment "
+        f"{'process' if environments == 1 else 'processes'}, {load.batch_size} rollouts a step",
+        f"memory      {used / GIB:.1f} of {memory.total / GIB:.0f} GiB a device: weights "
+        f"{memory.weights / GIB:.1f}, adapter {memory.adapter / GIB:.1f}, activations "
+        f"{memory.activations / GIB:.1f}, KV cache {memory.kv_cache / GIB:.1f} "
+        f"({plan.sequences_at_once} sequences)",
+        f"step        {step.step_s:,.3g} s: {plan.rollouts_per_s:,.3g} rollouts/s, "
+        f"{plan.sampled_tokens_per_s:,.0f} sampled and {plan.trained_tokens_per_s:,.0f} trained tokens/s",
+        "busy        " + ", ".join(f"{part} {busy_s:.2g} s" for part, busy_s in parts if busy_s >= 0.001),
+        f"bottleneck  {plan.bottleneck}",
+        f"add next    {plan.advice}",
+    ]
+    return "\n".join([*lines, *_notes(shape, cluster, plan)])
+
+
+def _devices(cluster: Cluster) -> str:
+    if cluster.device.name == "cpu":
+        return "two CPU cores" if cluster.replicas == 1 else f"{cluster.replicas} times two CPU cores"
+    return f"{cluster.replicas} {cluster.device.name.upper()}"
+
+
+def _notes(shape: ModelShape, cluster: Cluster, plan: CapacityPlan) -> list[str]:
+    notes = []
+    if not plan.memory.fits:
+        notes.append("It does not fit: the engine would refuse to start, or a training call would fail.")
+    if shape.assumed_from is not None:
+        notes.append(
+            f"Layers and widths are those of {shape.assumed_from}; give a folder to use the model's own."
+        )
+    if not cluster.device.measured:
+        notes.append("This GPU was not measured: the H200's figures are scaled by both data sheets.")
+    return notes

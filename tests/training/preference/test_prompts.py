@@ -1,0 +1,51 @@
+"""Prompts of RLHF from the store: what people asked, each once, with what the model saw before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hermes.batch.tasks import read_dataset
+from hermes.core import Message
+from hermes.data.export.select import EVERYTHING
+from hermes.errors import HermesError
+from hermes.rl.rlhf import RlhfPlan, environment_arguments
+from hermes.store import Filter, Reader, Writer
+from hermes.training.preference.prompts import write_prompts
+from tests.records import record
+
+SYSTEM = Message.system("Be brief.")
+
+
+def test_the_openings_of_stored_trajectories_are_prompts_each_once(tmp_path: Path) -> None:
+    db, path = tmp_path / "hermes.db", tmp_path / "run" / "prompts.jsonl"
+    with Writer(db) as writer:
+        for answer in ("4", "5"):  # tried twice, and asked on
+            messages = [SYSTEM, Message.user("2 + 2?"), Message.assistant(answer)]
+            record(writer, [*messages, Message.user("Sure?"), Message.assistant("Yes.")], run_id="mine")
+        record(writer, [Message.user("2 + 2?"), Message.assistant("4")], run_id="mine")  # no system prompt
+        record(writer, [replace(Message.user("What is this?"), images=("sha",)), Message.assistant("A cat.")])
+        record(writer, [Message.user("Hello?"), Message.assistant("Hi.")], run_id="other")
+    with Reader(db) as reader:
+        mine = replace(EVERYTHING, filters=Filter(run_id="mine"))
+        assert write_prompts(reader, mine, path) == 2
+        with pytest.raises(HermesError, match="the store has no prompts that match"):
+            write_prompts(reader, replace(EVERYTHING, filters=Filter(run_id="nobody")), path)
+    with_system, plain = read_dataset(str(path)).rows
+    assert (with_system.prompts[0], plain.prompts[0]) == ("2 + 2?", "2 + 2?")
+    assert list(with_system.history) == [SYSTEM] and not plain.history
+
+
+def test_the_environment_gets_the_tools_and_the_turns_of_the_agent(tmp_path: Path) -> None:
+    plan = RlhfPlan(
+        *("liked", tmp_path / "prompts.jsonl", "mine", "http://127.0.0.1:1", "hermes/smollm2", 32, 5),
+        max_turns=6,
+        toolsets=("math", "file"),
+    )
+    words = environment_arguments(plan, 0, "http://127.0.0.1:2", "http://127.0.0.1:3")
+    options = dict(zip(words[3::2], words[4::2], strict=True))
+    assert options["--env.max_agent_turns"] == "6"
+    assert options["--env.enabled_toolsets"] == '["math", "file"]'
+    assert options["--env.reward_model_url"] == "http://127.0.0.1:3"
