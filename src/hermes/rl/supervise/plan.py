@@ -194,9 +194,12 @@ class RunPlan:
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if environment.evaluates else ()
         seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
         path = str(environment.config_path(self._run))
+        # Replicas do not know of each other's groups in progress: together they would begin too many.
+        overlapping = () if count == 1 else ("--env.synchronous", "false")
+        settings = (*no_evaluation, *seed, *overlapping)
         return ProcessSpec(
             name,
-            (*HERMES, "env", "serve", environment.file, "--config", path, *no_evaluation, *seed),
+            (*HERMES, "env", "serve", environment.file, "--config", path, *settings),
             self._run.log_path(name),
             lambda: self._connected(environment) >= number,
             environ={
