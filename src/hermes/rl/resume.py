@@ -101,8 +101,8 @@ def _changed_config(config: Config, run: RlRun, changes: Mapping[str, Any]) -> J
         target = data["openai"][0] if section == "openai" else data[section]
         target[short] = resolved.values[field]
         if section == "env" and short in SHARED:
-            for other in environment_sections(data).values():
-                other[short] = resolved.values[field]
+            for env_section in environment_sections(data).values():
+                env_section[short] = resolved.values[field]
     check_together(resolved)
     check_machine(config, resolved)
     return data

@@ -69,8 +69,8 @@ def find_folder(name: str, home: Path) -> Path:
 
 def engine_folders(home: Path) -> list[Path]:
     """Where the engines of this home store checkpoints: the shared engine, those of RL runs and of sweeps."""
-    own = [*sorted((home / "runs").glob("*/engine")), *sorted((home / "sweeps").glob("*/engine"))]
-    return [home / "engine", *own]
+    patterns = ("runs/*/engine", "sweeps/*/engine")
+    return [home / "engine", *(folder for pattern in patterns for folder in sorted(home.glob(pattern)))]
 
 
 def rank_of(folder: Path) -> int:

@@ -73,7 +73,7 @@ def run_environments(config: JSONObject) -> list[RunEnvironment]:
         bool(run.get("evaluates")),
         config["env"].get("wandb_name") if len(sections) > 1 else None,
     )
-    others = [
+    later_environments = [
         RunEnvironment(
             f"{ENV}-{re.sub(r'[^A-Za-z0-9_-]+', '-', entry['environment'])}",
             entry["environment_file"],
@@ -82,7 +82,7 @@ def run_environments(config: JSONObject) -> list[RunEnvironment]:
         )
         for entry in (run.get("mixture") or ())[1:]
     ]
-    return [first, *others]
+    return [first, *later_environments]
 
 
 class RunPlan:
@@ -195,9 +195,12 @@ class RunPlan:
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if environment.evaluates else ()
         seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
         path = str(environment.config_path(self._run))
+        # Replicas do not know of each other's groups in progress: together they would begin too many.
+        overlapping = () if count == 1 else ("--env.synchronous", "false")
+        settings = (*no_evaluation, *seed, *overlapping)
         return ProcessSpec(
             name,
-            (*HERMES, "env", "serve", environment.file, "--config", path, *no_evaluation, *seed),
+            (*HERMES, "env", "serve", environment.file, "--config", path, *settings),
             self._run.log_path(name),
             lambda: self._connected(environment) >= number,
             environ={
@@ -309,8 +312,8 @@ def with_ports(config: JSONObject) -> JSONObject:
 def environment_sections(config: JSONObject) -> dict[str, JSONObject]:
     """The section `env` of each environment of the run, by the environment's name; the first is the run's."""
     mixture = config["run"].get("mixture") or ()
-    others = {entry["environment"]: entry["env"] for entry in mixture[1:]}
-    return {config["run"].get("environment", ENV): config["env"], **others}
+    later_sections = {entry["environment"]: entry["env"] for entry in mixture[1:]}
+    return {config["run"].get("environment", ENV): config["env"], **later_sections}
 
 
 def write_config(run: RlRun, config: JSONObject) -> None:
@@ -320,6 +323,6 @@ def write_config(run: RlRun, config: JSONObject) -> None:
         if environment.process == ENV:
             config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
         else:
-            own = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
-            atomic_write(environment.config_path(run), dump_yaml(own))
+            env_config = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
+            atomic_write(environment.config_path(run), dump_yaml(env_config))
     atomic_write(run.config_path, dump_yaml(config))
