@@ -295,7 +295,7 @@ def _rollout_table(
         progress(f"no tables of rollouts: {error.message}")
         return None
     return RolloutTable(
-        lambda tokens: str(tokenizer.decode(tokens)),
+        lambda tokens: str(tokenizer.decode(list(tokens))),
         Redactor(find(config.environ, config.settings)).text,
         options.rollout_table_every,
     )
