@@ -112,7 +112,7 @@ def test_the_configuration_shows_what_is_locked_and_why(home_with: MakeHome) -> 
     fields = {field["name"]: field for field in shown["configurable_fields"]}
     assert (fields["env.group_size"]["current_value"], fields["env.group_size"]["type"]) == (4, "integer")
     assert (fields["env.group_size"]["minimum"], fields["env.group_size"]["maximum"]) == (2, 1024)
-    assert fields["tinker.loss"]["choices"] == ["importance_sampling", "ppo", "cispo"]
+    assert fields["tinker.loss"]["choices"] == ["importance_sampling", "ppo", "cispo", "gspo"]
     locked = {field["name"]: field for field in shown["locked_fields"]}
     assert locked["env.total_steps"]["locked_value"] == 4 and "costs" in locked["env.total_steps"]["reason"]
     again = answer(home, "rl", "config", "total_steps", "9")

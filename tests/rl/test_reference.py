@@ -41,6 +41,8 @@ OWN_LOCKED = (
     "engine_kv_gib",
     "engine_memory_gib",
     "env_replicas",
+    "lora_alpha",
+    "lora_targets",
     "sampling_seed",
     "teacher_model",
     "teacher_url",
