@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     default=6,
     show_default=True,
     type=click.IntRange(2, 32),
-    help="With --find-lr: how many rates.",
+    help="Number of learning rates that --find-lr tries.",
 )
 @click.option(
     "--steps", type=click.IntRange(min=1), help="Steps of each run; default: total_steps, with --find-lr 20."

@@ -30,17 +30,17 @@ _RL = (
         default="auto",
         show_default=True,
         type=click.Choice(["auto", "float32", "bfloat16"]),
-        help="With --with-engine: the dtype of the base model.",
+        help="Number type of the base model in the engine of --with-engine.",
     ),
     click.option(
         "--engine-memory-gib",
         type=click.FloatRange(min=0, min_open=True),
-        help="With --with-engine: memory of the engine on a CPU.",
+        help="Memory of the engine of --with-engine on a CPU, in GiB.",
     ),
     click.option(
         "--engine-kv-gib",
         type=click.FloatRange(min=0, min_open=True),
-        help="With --with-engine: memory for keys and values.",
+        help="Memory for the KV cache of the engine of --with-engine, in GiB.",
     ),
     click.option(
         "--group-size",
