@@ -16,8 +16,8 @@ from tests.engine.tiny import tiny_model
 ROOT = Path(__file__).parents[2]
 CORE = ("torch", "transformers", "safetensors", "numpy", "triton")
 OURS = ("hermes.engine", "hermes.errors", "hermes.core", "hermes.disk")
-SERVER = "server"
-"""The folder that puts the core on a port; it is not part of it."""
+SERVING = ("server", "replicas")
+"""The folders that put the core on a port and into several processes; they are not part of it."""
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -34,11 +34,12 @@ def test_the_core_imports_nothing_but_what_the_bench_may_need() -> None:
     engine = ROOT / "src" / "hermes" / "engine"
     for path in sorted(engine.rglob("*.py")):
         relative = path.relative_to(engine)
-        if relative.parts[0] == SERVER:
+        if relative.parts[0] in SERVING:
             continue
         for name in imports(path):
             core = name.split(".")[0] in {*CORE, *sys.stdlib_module_names}
-            if not core and (not name.startswith(OURS) or name.startswith(f"hermes.engine.{SERVER}")):
+            served = name.startswith(tuple(f"hermes.engine.{folder}" for folder in SERVING))
+            if not core and (served or not name.startswith(OURS)):
                 others.setdefault(relative.as_posix(), set()).add(name)
     assert others == {"bench/baseline.py": {"peft"}}, "which is left out where it is not installed"
 
