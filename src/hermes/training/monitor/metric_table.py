@@ -150,6 +150,7 @@ PREFERENCE = (
     MetricMeaning("logprobs/chosen", "DPO: the log-probability of the preferred answers."),
     MetricMeaning("logprobs/rejected", "DPO: the log-probability of the rejected answers."),
     MetricMeaning("kl/estimate", "KTO: the divergence from the reference that the loss is relative to."),
+    MetricMeaning("replay/loss", "The cross-entropy of the replayed rows of an earlier skill (`--replay`)."),
     MetricMeaning("eval/rewards/NAME", "The same measures on held-out rows."),
     MetricMeaning("eval/logprobs/NAME", "The same measures on held-out rows."),
 )
