@@ -51,7 +51,7 @@ def hidden() -> None:
 
 
 def draw() -> None:
-    from hermes.engine.kernels.sample import sample_rows
+    from hermes.engine.sampling.cuda_runner import sample_into
 
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 5000, generator=generator) * 3
@@ -62,17 +62,7 @@ def draw() -> None:
     rows = DeviceRows.empty(7, torch.device("cpu"))
     rows.temperature.copy_(temperature)
     rows.packed.copy_(torch.stack([counts * 0, counts * 0, counts * 0 + 5, seeds, counts, real]))
-    sample_rows(
-        logits,
-        temperature=rows.temperature,
-        seeds=rows.seeds,
-        counts=rows.counts,
-        lengths=rows.lengths,
-        length_steps=rows.length_steps,
-        tokens=rows.tokens,
-        sampled_tokens=rows.sampled_tokens,
-        sampled_logprobs=rows.sampled_logprobs,
-    )
+    sample_into(rows, logits)
     sampling = SamplingTensors(seeds, counts, temperature, counts, temperature, greedy=True, filtered=False)
     want_tokens, want_logprobs = sample_tokens(logits.clone(), sampling)
     assert rows.sampled_tokens.tolist() == want_tokens.tolist() == rows.tokens.tolist()
@@ -84,7 +74,8 @@ def draw() -> None:
 def invariant() -> None:
     """The batch-invariant product, and logprobs of chosen tokens, which have the bits of sampled ones."""
     from hermes.engine.kernels.invariant import linear
-    from hermes.engine.kernels.sample import column_logprobs, sample_rows
+    from hermes.engine.kernels.sample import column_logprobs
+    from hermes.engine.sampling.cuda_runner import sample_into
 
     generator = torch.Generator().manual_seed(0)
     x, bias = torch.randn(70, 100, generator=generator), torch.randn(130, generator=generator)
@@ -97,17 +88,7 @@ def invariant() -> None:
     rows = DeviceRows.empty(9, torch.device("cpu"))
     rows.seeds.copy_(torch.randint(-(2**62), 2**62, (9,), generator=generator))
     logits = torch.randn(9, 5000, generator=generator) * 3
-    sample_rows(
-        logits,
-        temperature=rows.temperature,
-        seeds=rows.seeds,
-        counts=rows.counts,
-        lengths=rows.lengths,
-        length_steps=rows.length_steps,
-        tokens=rows.tokens,
-        sampled_tokens=rows.sampled_tokens,
-        sampled_logprobs=rows.sampled_logprobs,
-    )
+    sample_into(rows, logits)
     columns = torch.stack((rows.sampled_tokens, torch.arange(9)), 1)
     logprobs = column_logprobs(logits, columns)
     assert torch.equal(logprobs[:, 0], rows.sampled_logprobs)

@@ -23,7 +23,7 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.sampling.request import parse_request
-from hermes.engine.schedule import ScheduledCall, Task
+from hermes.engine.schedule import ScheduledCall, Task, failed_future
 from hermes.engine.setup import build
 from hermes.engine.training.forward_backward import forward_backward, optim_step
 from hermes.engine.types import (
@@ -72,7 +72,7 @@ class Engine:
         try:
             handle = self._registry.new_adapter(config)
         except HermesError as error:
-            return _failed_future(error)
+            return failed_future(error)
         call = ScheduledCall("the adapter", lambda: self._create(handle))
         return self._compute.submit(handle.id, call)
 
@@ -170,7 +170,7 @@ class Engine:
         try:
             handle = self._registry.policy(policy_id)
         except HermesError as error:
-            return _failed_future(error)
+            return failed_future(error)
         return self._on_disk(write)
 
     def load_policy(self, folder: Path) -> Future[str]:
@@ -206,9 +206,9 @@ class Engine:
             policy = self._registry.sampling_policy(policy_id)
             job = parse_request(request, policy, self._parts.limits, self._parts.stops)
         except HermesError as error:
-            return _failed_future(error)
+            return failed_future(error)
         if not self._compute.post(lambda: sampler.submit(job)):
-            return _failed_future(closed_error())
+            return failed_future(closed_error())
 
         def remove_if_cancelled(future: Future[SampleResult]) -> None:
             # Does not refer to the job: job and future would then keep each other alive.
@@ -250,14 +250,14 @@ class Engine:
         try:
             handle = self._registry.adapter(adapter_id)
         except HermesError as error:
-            return _failed_future(error)
+            return failed_future(error)
         return self._compute.submit(adapter_id, ScheduledCall(subject, lambda: start(handle)))
 
     def _on_disk(self, work: Callable[[], T]) -> Future[T]:
         try:
             return self._disk.submit(work)
         except RuntimeError:  # it was shut down
-            return _failed_future(closed_error())
+            return failed_future(closed_error())
 
     def _create(self, handle: AdapterHandle) -> Task[str]:
         yield from ()
@@ -286,9 +286,3 @@ class Engine:
         )
         self._trained_tokens += sum(len(datum.tokens) for datum in data)
         return output
-
-
-def _failed_future(error: BaseException) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_exception(error)
-    return future

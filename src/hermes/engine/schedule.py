@@ -137,3 +137,10 @@ class AdapterQueues:
         elif waits_for is not None:
             self._blocked.add(key)
             waits_for.add_done_callback(lambda _: self._wake(lambda: self._blocked.discard(key)))
+
+
+def failed_future(error: BaseException) -> Future[T]:
+    """A future that raises the error."""
+    future: Future[T] = Future()
+    future.set_exception(error)
+    return future

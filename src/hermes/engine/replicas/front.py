@@ -37,6 +37,7 @@ from hermes.engine.replicas.messages import encode_weights
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.replicas.totals import add_stats, no_stats, only_counts
+from hermes.engine.schedule import failed_future
 from hermes.engine.training.validation import validate
 from hermes.engine.types import (
     AdamParams,
@@ -108,7 +109,7 @@ class EngineFront:
         try:
             handle = self._registry.new_adapter(config)
         except HermesError as error:
-            return _failed(error)
+            return failed_future(error)
         thread = ThreadPoolExecutor(1, f"hermes-{handle.id}", cpu_threads.single_threaded)
         self._lanes[handle.id] = _AdapterLane(handle, thread)
 
@@ -175,7 +176,7 @@ class EngineFront:
         try:
             handle = self._registry.policy(policy_id)
         except HermesError as error:
-            return _failed(error)
+            return failed_future(error)
         return self._on_disk(write)
 
     def load_policy(self, folder: Path) -> Future[str]:
@@ -208,11 +209,11 @@ class EngineFront:
     def sample(self, policy_id: str | None, request: SampleRequest) -> Future[SampleResult]:
         """Samples on one worker, or on another if it dies. The future can be cancelled until it is done."""
         if self._closed:
-            return _failed(closed_error())
+            return failed_future(closed_error())
         try:
             self._registry.sampling_policy(policy_id)
         except HermesError as error:
-            return _failed(error)
+            return failed_future(error)
         return self._samples.submit(policy_id, request)
 
     def cancel(self, future: Future[SampleResult]) -> None:
@@ -243,7 +244,7 @@ class EngineFront:
             lane = self._lanes[adapter_id]
         except (HermesError, KeyError) as error:
             problem = error if isinstance(error, HermesError) else closed_error()
-            return _failed(problem)
+            return failed_future(problem)
         future: Future[T] = Future()
 
         def run() -> None:
@@ -293,7 +294,7 @@ class EngineFront:
         try:
             return self._disk.submit(work)
         except RuntimeError:  # it was shut down
-            return _failed(closed_error())
+            return failed_future(closed_error())
 
     def _train(
         self, lane: _AdapterLane, data: Sequence[Datum], loss: Loss, forward_only: bool
@@ -381,9 +382,3 @@ class EngineFront:
 
     def _on_change(self) -> None:
         self._samples.retry_waiting()
-
-
-def _failed(error: BaseException) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_exception(error)
-    return future

@@ -166,7 +166,7 @@ class CudaRunner(TorchRunner):
         rows.seeds.copy_(self._tensor(sampling.seeds))
         rows.counts.copy_(self._tensor(sampling.counts))
         rows.temperature.copy_(self._tensor(sampling.temperature))
-        _sample_into(rows, self._logits(sampling.policies, hidden))
+        sample_into(rows, self._logits(sampling.policies, hidden))
         return SampleReady(rows.sampled_tokens, rows.sampled_logprobs, None)
 
     def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class CudaRunner(TorchRunner):
 
     def _run_step(self, copy: MergedCopy, rows: int) -> None:
         """One step of the first `rows`, which reads and writes only the state on the device."""
-        _sample_into(copy.state.first(rows), self._next_logits(copy, rows))
+        sample_into(copy.state.first(rows), self._next_logits(copy, rows))
 
     def _next_logits(self, copy: MergedCopy, rows: int) -> Tensor:
         backbone, state = copy.backbone, copy.state.first(rows)
@@ -348,7 +348,7 @@ def _check_heads(spec: ModelSpec) -> None:
         )
 
 
-def _sample_into(state: DeviceRows, logits: Tensor) -> None:
+def sample_into(state: DeviceRows, logits: Tensor) -> None:
     """Samples a token for every row of the logits and advances the rows."""
     sample_rows(
         logits,
