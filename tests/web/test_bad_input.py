@@ -110,6 +110,8 @@ ROUTES: dict[str, dict[str, Field]] = {
         "unlock": Field("1", FLAG),
         "action": Field("start"),
     },
+    "POST /runs/alerts/add": {"rule": Field("kl/reference > 0.5")},
+    "POST /runs/alerts/remove": {"rule": Field("kl/reference > 0.5")},
     "GET /runs": {},
     "GET /runs/events": {},
     "GET /runs/curves": {"id": RUN, "name": FREE_TEXT, "smooth": Field("50")},

@@ -18,8 +18,9 @@ from hermes.config.paths import db_path
 from hermes.core import Message, Reward, Source, Step, StepKind
 from hermes.rl.run import RunState
 from hermes.store import Writer
-from hermes.web.runs.curves import curve, downsample, moving_average, panels
-from hermes.web.runs.detail import differences
+from hermes.web.runs.configs import differences
+from hermes.web.runs.curves import curve, moving_average, panels
+from hermes.web.runs.envelope import CurveEnvelope
 from hermes.web.runs.metrics import MetricsCache
 from tests.records import COMPLETED, header, model_call
 from tests.web.site import WebSite, open_site
@@ -36,11 +37,19 @@ def run_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSite]:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5000), st.integers(10, 400))
 def test_a_spike_survives_downsampling(values: list[float], points: int) -> None:
-    kept = downsample(values, points)
-    assert kept == sorted(set(kept)) and len(kept) <= max(points, 4)
-    shown = [values[at] for at in kept]
-    assert (min(shown), max(shown)) == (min(values), max(values))
-    assert kept[0] == 0 and kept[-1] == len(values) - 1
+    envelope = CurveEnvelope(points)
+    for step, value in enumerate(values, 1):
+        envelope.add(step, value)
+    kept = envelope.points()
+    steps = [point.step for point in kept]
+    assert steps == sorted(set(steps)) and len(steps) <= points
+    assert [point.value for point in kept] == [values[step - 1] for step in steps]
+    assert (min(point.value for point in kept), max(point.value for point in kept)) == (
+        min(values),
+        max(values),
+    )
+    assert steps[0] == 1 and steps[-1] == len(values)
+    assert len(steps) == len(values) or len(steps) * 4 > points, "no coarser than it has to be"
 
 
 def test_the_average_begins_at_the_first_value() -> None:
@@ -48,28 +57,74 @@ def test_the_average_begins_at_the_first_value() -> None:
     assert moving_average([1.0, 3.0], 0.5) == pytest.approx([1.0, 7 / 3])
 
 
-def test_values_that_are_not_numbers_are_left_out() -> None:
-    rows = [
+def write_rows(path: Path, *rows: dict[str, object]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_values_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
+    path = write_rows(
+        tmp_path / "metrics.jsonl",
         {"step": 1, "a": float("nan"), "b": "x"},
         {"step": 2, "a": 1.0, "c": True},
         {"step": 3, "a": float("inf")},
-    ]
-    assert curve(rows, "a").steps == [2]
-    assert [panel.name for panel in panels(rows)] == ["a"]
+    )
+    with MetricsCache().reading(path) as series:
+        assert curve(series.envelopes["a"]).steps == [2]
+        assert [panel.name for panel in panels(series.envelopes)] == ["a"]
 
 
 def test_metrics_are_read_as_they_grow_and_again_when_rewritten(tmp_path: Path) -> None:
     path, cache = tmp_path / "metrics.jsonl", MetricsCache()
-    assert cache.rows(path) == []
+
+    def values() -> list[float]:
+        with cache.reading(path) as series:
+            assert [row["x"] for row in series.recent] == (curve(series.envelopes.get("x")).values)
+            return [row["x"] for row in series.recent]
+
+    assert values() == []
     path.write_text('{"step": 1, "x": 1}\n{"step": 2, "x": 2}\n{"step": 3, "x"')
-    assert [row["step"] for row in cache.rows(path)] == [1, 2], "a torn line is not a step yet"
+    assert values() == [1, 2], "a torn line is not a step yet"
     with path.open("a") as file:
         file.write(': 3}\nnonsense\n{"step": 2, "x": 20}\n')
-    assert [row["x"] for row in cache.rows(path)] == [1, 20, 3]
-    replacement = tmp_path / "new"
-    replacement.write_text('{"step": 1, "x": 7}\n')
+    assert values() == [1, 20, 3], "of a step that was written twice the later row counts"
+    with cache.reading(path) as series:
+        assert [series.find(step) for step in (2, 4)] == [({"step": 2, "x": 20}, 0.0), None]
+    replacement = write_rows(tmp_path / "new", {"step": 1, "x": 7})
     replacement.rename(path)
-    assert [row["x"] for row in cache.rows(path)] == [7], "the run resumed from an earlier step"
+    assert values() == [7], "the run resumed from an earlier step"
+
+
+def test_a_long_run_is_kept_as_curves_and_its_rows_are_found_in_the_file(tmp_path: Path) -> None:
+    rows = [{"step": step, "time_s": 10.0 * step, "x": float(step % 7)} for step in range(1, 6001)]
+    rows[4321]["x"] = 99.0
+    path = write_rows(tmp_path / "metrics.jsonl", *rows)
+    with MetricsCache().reading(path) as series:
+        assert (series.count, series.last_step) == (6000, 6000) and len(series.recent) < 3000
+        line = curve(series.envelopes["x"])
+        assert len(line.steps) <= 1200 and line.values[line.steps.index(4322)] == 99.0
+        assert series.find(17) == (rows[16], 160.0)
+        assert series.step_at(45_000) == 4 and series.step_at(0) == 0
+        assert series.rows_after(5998) == rows[5998:] and series.rows_after(10) is None
+
+
+def test_several_metrics_of_one_kind_share_a_panel() -> None:
+    names = [
+        "stop/completed",
+        "stop/max_turns",
+        "reward/mean",
+        "reward/p10",
+        "reward/p50",
+        "reward/p90",
+        "zz",
+    ]
+    assert [(panel.title, panel.metrics, panel.labels) for panel in panels(names)] == [
+        ("Reward", ("reward/mean",), ()),
+        ("Reward quantiles", ("reward/p10", "reward/p50", "reward/p90"), ("p10", "p50", "p90")),
+        ("Why rollouts ended", ("stop/completed", "stop/max_turns"), ("completed", "max turns")),
+        ("zz", ("zz",), ()),
+    ]
+    assert panels(["env/maze/reward", "env/sums/reward", "reward/mean"])[1].labels == ("maze", "sums")
 
 
 def test_the_table_and_a_run_need_no_process(run_site: WebSite) -> None:
@@ -87,7 +142,7 @@ def test_curves_of_several_runs(run_site: WebSite) -> None:
     first, second = data["runs"]
     assert (first["last"], second["last"]) == (120, 80)
     assert max(first["curves"]["train/loss"]["values"]) > 0.4, "the spike of step 61"
-    assert first["markers"] == [{"step": 50, "text": "best"}]
+    assert second["markers"] == [{"step": 50, "kind": "checkpoint", "text": "best checkpoint"}]
 
 
 def test_what_differs_between_two_runs(run_site: WebSite) -> None:

@@ -15,6 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from hermes.core.json import JSON
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+ALERT_RULE = re.compile(
+    r"\s*([A-Za-z][\w./-]*)\s*(<=|>=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s+for\s+([1-9]\d{0,5}))?\s*"
+)
+"""METRIC < VALUE, with `<=`, `>` or `>=`, and `for STEPS`."""
 LOCAL = "local"
 """The base URL of a model that runs in this process."""
 MANAGED = "managed"
@@ -226,11 +230,23 @@ class RlSettings(_Section):
         default=None, gt=0, description="most they and its tests may cost; refuses what has no known price"
     )
     price: ServicePrice | None = Field(default=None, description="of the service")
+    alerts: tuple[str, ...] = Field(
+        default=(),
+        description="rules on the metrics of runs, such as 'kl/reference > 0.5 for 3'",
+    )
 
     @field_validator("service")
     @classmethod
     def _check_service(cls, value: str | None) -> str | None:
         return value if value in (None, MANAGED) else http_url(value)
+
+    @field_validator("alerts")
+    @classmethod
+    def _check_alerts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for rule in value:
+            if not ALERT_RULE.fullmatch(rule):
+                raise ValueError(f"rules such as 'kl/reference > 0.5'; '{rule[:80]}' is none")
+        return value
 
 
 class Settings(_Section):

@@ -22,6 +22,7 @@ from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyIn
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.memory import peak_bytes
 from hermes.engine.sampling.request import parse_request
 from hermes.engine.schedule import ScheduledCall, Task, failed_future
 from hermes.engine.setup import build
@@ -122,7 +123,7 @@ class Engine:
             yield from ()
             metrics = optim_step(handle.require_adapter(), params)
             self._optimizer_steps += 1
-            return metrics
+            return metrics | {"peak_bytes": float(peak_bytes(self.device))}
 
         return self._call(adapter_id, "the optimizer step", step)
 

@@ -24,6 +24,10 @@ from hermes.rl.supervise.process import ProcessId, last_lines, read_tail
 PROCESS_NAMES = ("api", "engine", "trainer", "env")
 """In starting order."""
 _MAX_EVENTS = 50
+_MAX_CRASHES = 200
+"""Of older events only crashes are kept, and not more than these."""
+CRASH_EVENT = "crash"
+"""The kind of an event that is the end of a process before its work was done."""
 _NOW = "now"
 _RUN = "run:"
 """The prefix of a run's id in a model name."""
@@ -92,13 +96,15 @@ class RunStatus:
     supervisor: ProcessId | None = None
     processes: dict[str, ProcessStatus] = field(default_factory=dict)
     events: tuple[JSONObject, ...] = ()
-    """Oldest first: {at_ms, text}."""
+    """Oldest first: {at_ms, text}, and {kind} of a crash."""
     waiting: str | None = None
     """What the run waits for before it can go on (room on the disk); None: nothing."""
 
-    def with_event(self, text: str) -> RunStatus:
-        event: JSONObject = {"at_ms": now_ms(), "text": text}
-        return replace(self, events=(*self.events, event)[-_MAX_EVENTS:])
+    def with_event(self, text: str, kind: str | None = None) -> RunStatus:
+        event: JSONObject = {"at_ms": now_ms(), "text": text, **({"kind": kind} if kind else {})}
+        events = (*self.events, event)
+        crashes = [older for older in events[:-_MAX_EVENTS] if older.get("kind") == CRASH_EVENT]
+        return replace(self, events=(*crashes[-_MAX_CRASHES:], *events[-_MAX_EVENTS:]))
 
     def to_json(self) -> JSONObject:
         return {

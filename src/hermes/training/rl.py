@@ -238,6 +238,7 @@ class RlLoop:
             self._evaluate_baseline()
         pace = StepPace(last)
         while step < last and not self._is_plateau():
+            idle_s = time.monotonic()
             try:
                 batch = self._wait_for_batch(step)
             except NoEnvironmentError:
@@ -247,7 +248,8 @@ class RlLoop:
             if batch is None:
                 break
             step += 1
-            metrics = self.make_step(step, batch)
+            waited_s = time.monotonic() - idle_s
+            metrics = {**self.make_step(step, batch), "time/wait_s": waited_s}
             session.log(step, metrics)
             self._write_table(step, batch)
             self._services.progress(_progress_line(step, last, metrics) + pace.left(step))

@@ -25,6 +25,7 @@ from hermes.training.checkpoints import (
 )
 from hermes.training.monitor import proof as probe
 from hermes.training.monitor.batch_audit import BatchAudit
+from hermes.training.monitor.incidents.starts import record_start
 from hermes.training.monitor.machine_card import record_machine
 from hermes.training.monitor.sinks import Sinks
 from hermes.training.service.client import AdapterClient, EngineError, LoraSpec, ServiceConnection, is_ready
@@ -104,6 +105,7 @@ class TrainingSession:
         self._audit: BatchAudit | None = None
         sinks.rewind(state.step)
         record_machine(run.folder)
+        record_start(run.folder, state.step, state.finished)
 
     def write(self, **changes: Any) -> None:
         """Changes the state and writes it to disk."""

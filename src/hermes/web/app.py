@@ -17,6 +17,7 @@ from hermes.errors import HermesError, HostError, UsageError
 from hermes.safety.access import HttpAccessPolicy
 from hermes.web.context import WebContext
 from hermes.web.pages import (
+    alerts,
     batches,
     compare,
     datasets,
@@ -49,6 +50,7 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
     *compare.ROUTES,
     *rate.ROUTES,
     *start_run.ROUTES,
+    *alerts.ROUTES,
     *runs.ROUTES,
     runs.RUN_ROUTE,
     *jobs.ROUTES,

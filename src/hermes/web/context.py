@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.load import load
-from hermes.config.paths import db_path
+from hermes.config.paths import config_path, db_path, env_path
 from hermes.store.browse.reader import BrowseReader
-from hermes.web.caches import KeyedCache, RunCounts
+from hermes.training.monitor.incidents.alerts import AlertRule, parse_rule
+from hermes.training.monitor.sinks import METRICS
+from hermes.web.caches import KeyedCache, RunCounts, modified
 from hermes.web.jobs import Jobs
 from hermes.web.rating.leases import ItemLeases
 from hermes.web.rating.yields import YieldCounter
-from hermes.web.runs.metrics import MetricsCache
+from hermes.web.runs.metrics import MetricsCache, RunSeries
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -44,6 +46,7 @@ class WebContext:
         self.run_counts = RunCounts()
         self.environments: KeyedCache[Discovery] = KeyedCache()
         self.skills: KeyedCache[Catalogue] = KeyedCache()
+        self._rules: KeyedCache[tuple[AlertRule, ...]] = KeyedCache()
         self.leases = ItemLeases()
         self.yields = YieldCounter()
         self.stopping = threading.Event()
@@ -56,6 +59,17 @@ class WebContext:
     def config(self) -> Config:
         """As it is on disk now: a person may have edited it since the server started."""
         return load(environ={**self._config.environ, "HERMES_HOME": str(self.home)})
+
+    def alert_rules(self) -> tuple[AlertRule, ...]:
+        """Those of the settings as they are on disk now."""
+        key = modified((config_path(self.home), env_path(self.home)))
+        return self._rules.get(key, lambda: tuple(map(parse_rule, self.config().settings.rl.alerts)))
+
+    @contextmanager
+    def series(self, folder: Path) -> Iterator[RunSeries]:
+        """The metrics of the run in that folder."""
+        with self.metrics.reading(folder / METRICS, self.alert_rules()) as series:
+            yield series
 
     @contextmanager
     def reader(self) -> Iterator[BrowseReader]:

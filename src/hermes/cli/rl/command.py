@@ -17,6 +17,7 @@ import click
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import check_signal, doctor, preflight, test
+from hermes.cli.rl.inspect import alerts, diff
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -48,7 +49,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (test, preflight, doctor, plan, sweep, weights, serve):
+for _command in (test, preflight, doctor, alerts, diff, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 

@@ -235,10 +235,12 @@ def open_sinks(
     config: Config, run: TrainingRunSpec, options: TrainOptions, settings: DataclassInstance
 ) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
+    from hermes.training.monitor.incidents.alerts import AlertSink, parse_rule
     from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
 
     with open_writer(config) as writer:
-        sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id)])
+        alerts = AlertSink([parse_rule(rule) for rule in config.settings.rl.alerts])
+        sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id), alerts])
         requested = options.extra_sinks
         names = dict.fromkeys((*requested, *default_sinks(config.environ)))
         if options.no_wandb:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from hermes.errors import HermesError
-from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus, now_ms
 from hermes.rl.supervise.disk_room import DiskRoom
 from hermes.rl.supervise.process import (
     TAIL_BYTES,
@@ -124,7 +124,7 @@ class RunSupervisor:
         if self._status.state is RunState.PENDING:
             self._set(state=RunState.STARTING)
         else:
-            self._add_event("a new supervisor has taken over")
+            self._add_event("a new supervisor has taken over", CRASH_EVENT)
         if self._status.ending is not None:
             self._shut_down(self._status.ending, self._status.reason)
         while not self._status.state.ended or self._status != self._written:
@@ -267,7 +267,7 @@ class RunSupervisor:
             count = "" if action is ExitAction.FAIL else f" {state.exits} times without progress"
             self._shut_down(RunState.FAILED, f"{spec.name} {description}{count}: {_last_error(spec)}")
             return
-        self._add_event(f"{spec.name} {description}; it is started again")
+        self._add_event(f"{spec.name} {description}; it is started again", CRASH_EVENT)
         self._schedule(spec, min(_MAX_BACKOFF_S, 0.25 * 4 ** (state.exits - 1)))
         self._mark_others(spec)
 
@@ -313,7 +313,9 @@ class RunSupervisor:
         for spec in reversed(self._specs):
             self._stop(spec)
         self._set(state=state, ended_at_ms=now_ms(), waiting=None)
-        self._add_event(reason or "the training is complete")
+        self._add_event(
+            reason or "the training is complete", CRASH_EVENT if state is RunState.FAILED else None
+        )
         self._write()
 
     def _stop(self, spec: ProcessSpec) -> None:
@@ -351,9 +353,9 @@ class RunSupervisor:
     def _set_status(self, spec: ProcessSpec, status: ProcessStatus) -> None:
         self._set(processes={**self._status.processes, spec.name: status})
 
-    def _add_event(self, text: str) -> None:
+    def _add_event(self, text: str, kind: str | None = None) -> None:
         _logger.info("%s", text)
-        self._status = self._status.with_event(text)
+        self._status = self._status.with_event(text, kind)
 
     def _write(self) -> None:
         """A status that cannot be written now (a full disk) is written as soon as it can be."""

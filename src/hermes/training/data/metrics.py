@@ -75,12 +75,27 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
     if scores:
         metrics |= {"reward/mean": statistics.fmean(scores), "reward/std": statistics.pstdev(scores)}
         metrics |= {"reward/min": min(scores), "reward/max": max(scores)}
+        metrics |= _quantiles(scores)
         metrics["reward/positive"] = sum(score > 0 for score in scores) / len(scores)
     if sequences:
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
+        distinct = sum(len({tuple(sequence.tokens) for sequence in group.sequences}) for group in groups)
+        metrics["health/duplicates"] = 1 - distinct / len(sequences)
     behaviour = _behaviour_metrics(sequences) | _success_metrics(groups)
     parts = _part_metrics(groups) | _environment_metrics(groups)
     return metrics | _true_reward_metrics(groups) | behaviour | parts
+
+
+def _quantiles(scores: Sequence[float]) -> dict[str, float]:
+    """The rewards at a tenth, at half and at nine tenths of the sorted scores, interpolated."""
+    ordered = sorted(scores)
+    quantiles = {}
+    for percent in (10, 50, 90):
+        position = (len(ordered) - 1) * percent / 100
+        low = math.floor(position)
+        high = min(low + 1, len(ordered) - 1)
+        quantiles[f"reward/p{percent}"] = ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    return quantiles
 
 
 def _environment_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from hermes.errors import HermesError
 logger = logging.getLogger(__name__)
 
 NAME = "machines.jsonl"
+_DISTRIBUTION = "hermes-research"
+_GIT_S = 10.0
 _PACKAGES = ("torch", "transformers", "tinker", "safetensors", "numpy", "peft", "trl")
 
 
@@ -36,6 +39,8 @@ class MachineCard:
     """Operating system, processor, number of logical processors."""
     packages: Mapping[str, str]
     """Package → version, of those that decide what training computes; absent ones are left out."""
+    commit: str | None = None
+    """Of the source code, with `-dirty` if it was changed since; None: it was not installed from Git."""
 
 
 def this_machine() -> MachineCard:
@@ -46,7 +51,36 @@ def this_machine() -> MachineCard:
         except importlib.metadata.PackageNotFoundError:
             continue
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical processors"
-    return MachineCard(hermes.__version__, platform.python_version(), system, versions)
+    return MachineCard(hermes.__version__, platform.python_version(), system, versions, source_commit())
+
+
+def source_commit() -> str | None:
+    """The commit of a checkout, or of an installation by `pip install git+…`."""
+    folder = Path(hermes.__file__).parent
+    if _git(folder, "ls-files", "__init__.py"):  # else it only lies within another project's checkout
+        return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    try:
+        text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
+        source = json.loads(text or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    commit: str | None = source.get("vcs_info", {}).get("commit_id")
+    return commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What Git prints; None: there is no Git, or the folder is in no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def read_machines(folder: Path) -> list[MachineCard]:
@@ -63,9 +97,9 @@ def read_machines(folder: Path) -> list[MachineCard]:
 def record_machine(folder: Path) -> None:
     """Adds this machine's card to the run's file, unless it is the last one there."""
     try:
-        cards = read_machines(folder)
-        if not cards or cards[-1] != this_machine():
-            lines = [json.dumps(asdict(card)) for card in (*cards, this_machine())]
+        cards, card = read_machines(folder), this_machine()
+        if not cards or cards[-1] != card:
+            lines = [json.dumps(asdict(entry)) for entry in (*cards, card)]
             atomic_write(folder / NAME, "".join(f"{line}\n" for line in lines))
     except HermesError as error:
         logger.warning("%s", error.message)

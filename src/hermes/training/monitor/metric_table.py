@@ -28,8 +28,13 @@ TRAINER = (
     MetricMeaning("optim/grad_norm", "The norm of the gradient before clipping."),
     MetricMeaning("optim/clip_scale", "The factor that clipping applied; 1 if the gradient was not clipped."),
     MetricMeaning("optim/optimizer_step", "Optimizer steps that the adapter has made in its life."),
+    MetricMeaning(
+        "optim/peak_bytes",
+        "The engine's peak memory so far: of tensors on a GPU, of its process on a CPU. Not with replicas.",
+    ),
     MetricMeaning("optim/NAME", "Any other number that the Tinker service reports about an optimizer step."),
     MetricMeaning("time/step_s", "Seconds that the step took, without the wait for its batch."),
+    MetricMeaning("time/wait_s", "RL: seconds that the trainer waited for the step's batch."),
     MetricMeaning("data/trained_tokens", "Tokens that the loss is a mean over."),
     MetricMeaning("eval/loss", "The loss on held-out rows."),
 )
@@ -40,6 +45,9 @@ RL = (
     MetricMeaning("reward/std", "The standard deviation of those rewards."),
     MetricMeaning("reward/min", "The lowest reward in the batch."),
     MetricMeaning("reward/max", "The highest reward in the batch."),
+    MetricMeaning("reward/p10", "The reward that a tenth of the rollouts stay below."),
+    MetricMeaning("reward/p50", "The median reward."),
+    MetricMeaning("reward/p90", "The reward that nine tenths of the rollouts stay below."),
     MetricMeaning("reward/positive", "The share of rollouts with a reward above 0."),
     MetricMeaning(
         "reward/true", "The mean of the measure that a learned reward stands for; never trained on."
@@ -97,6 +105,10 @@ HEALTH = (
     MetricMeaning("health/staleness_max", "The same, for the oldest sequence of the batch."),
     MetricMeaning(
         "health/stale_dropped", "Sequences that were left out because they were sampled too many steps ago."
+    ),
+    MetricMeaning(
+        "health/duplicates",
+        "The share of sequences whose tokens equal those of an earlier sequence of their group.",
     ),
     MetricMeaning("health/truncated", "The share of sequences that a token or context limit cut off."),
     MetricMeaning("health/tool_errors", "The share of tool calls that failed."),

@@ -5,32 +5,47 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from hermes.errors import HermesError
 from hermes.rl.run import RlRun
 from hermes.store.browse.columns import sql_condition
+from hermes.training.monitor.sinks import METRICS
 from hermes.web.live import event_stream
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.curves import PANELS, curve, panels
-from hermes.web.runs.detail import differences, find_folder, read_config, read_detail
-from hermes.web.runs.listing import LOST, RunRow, list_runs, read_run
+from hermes.web.runs.configs import differences, read_config
+from hermes.web.runs.curves import curve, panels
+from hermes.web.runs.detail import find_folder, read_detail, read_marks
+from hermes.web.runs.listing import RunRow, list_runs, read_run
+from hermes.web.runs.metrics import RunSeries
 
 _MAX_OVERLAID = 10
 _FIRST_PANELS = 8
 _LIVE_S = 1.0
 _ROLLOUTS = 64
-_METRICS = "metrics.jsonl"
+_COMPARED = ("reward/mean", "eval/mean_reward", "eval/success_rate", "train/loss", "eval/loss")
+"""Metrics whose curves are beside the differences."""
 
 
 def show(request: WebRequest) -> Response:
     rows = list_runs(request.context.home)
     template = "runs_table.html" if request.from_script else "runs.html"
-    return request.page(template, {"runs": rows, "lost": LOST})
+    rules = request.context.alert_rules()
+    values = {"runs": rows, "rules": [rule.text for rule in rules], "alerts": _ongoing(request, rows)}
+    return request.page(template, values)
+
+
+def _ongoing(request: WebRequest, rows: list[RunRow]) -> dict[str, list[str]]:
+    """By active run the alerts whose rules hold at its newest step."""
+    ongoing: dict[str, list[str]] = {}
+    for row in rows if request.context.alert_rules() else ():
+        if row.active:
+            with request.context.series(request.context.home / "runs" / row.run_id) as series:
+                ongoing[row.run_id] = [alert.sentence() for alert in series.alerts if alert.ongoing]
+    return ongoing
 
 
 def events(request: WebRequest) -> Response:
@@ -52,18 +67,21 @@ def events(request: WebRequest) -> Response:
 def show_run(request: WebRequest) -> Response:
     home = request.context.home
     folder = find_folder(home, request.path_values["run"])
-    rows = request.context.metrics.rows(folder / _METRICS)
-    detail = read_detail(home, folder, rows)
-    shown_panels = panels(rows)
+    with request.context.series(folder) as series:
+        detail = read_detail(home, folder, series)
+        shown_panels = [
+            (panel, _sparkline(series, panel.name) if number < _FIRST_PANELS else "")
+            for number, panel in enumerate(panels(series.envelopes))
+        ]
+        newest = {name: envelope.last.value for name, envelope in series.envelopes.items() if envelope.last}
     values: dict[str, Any] = {
         "detail": detail,
         "run": detail.row,
-        "panels": [
-            (panel, _sparkline(rows, panel.name) if number < _FIRST_PANELS else "")
-            for number, panel in enumerate(shown_panels)
-        ],
+        "panels": shown_panels,
         "first_panels": _FIRST_PANELS,
-        "newest": rows[-1] if rows else {},
+        "newest": newest,
+        "mark_counts": Counter(mark.kind for mark in detail.marks),
+        "rules": [rule.text for rule in request.context.alert_rules()],
         "others": [row for row in list_runs(home) if row.run_id != folder.name][:20],
         "overlaid": _overlaid(request, folder.name),
     }
@@ -81,16 +99,12 @@ def curves(request: WebRequest) -> Response:
     runs = []
     for run_id in ids:
         folder = find_folder(home, run_id)
-        rows = request.context.metrics.rows(folder / _METRICS)
-        chosen = names or [panel.name for panel in panels(rows)]
-        runs.append(
-            {
-                "id": folder.name,
-                "last": rows[-1]["step"] if rows else 0,
-                "curves": {name: curve(rows, name, smoothing)._asdict() for name in chosen},
-                "markers": _markers(home, folder),
-            }
-        )
+        with request.context.series(folder) as series:
+            chosen = names or list(series.envelopes)
+            lines = {name: curve(series.envelopes.get(name), smoothing)._asdict() for name in chosen}
+            marks = [mark._asdict() for mark in read_marks(home, folder, series)]
+            last_step = series.last_step
+        runs.append({"id": folder.name, "last": last_step, "curves": lines, "markers": marks})
     return JSONResponse({"runs": runs})
 
 
@@ -104,15 +118,16 @@ def run_events(request: WebRequest) -> Response:
 
     def next_event() -> dict[str, Any] | None:
         nonlocal last_step, last_state, last_version
-        version = request.context.metrics.version(folder / _METRICS)
+        version = request.context.metrics.version(folder / METRICS)
         rows: list[dict[str, Any]] = []
         rewound = False
         if version != last_version:
             last_version = version
-            all_rows = request.context.metrics.rows(folder / _METRICS)
-            newest = all_rows[-1]["step"] if all_rows else 0
-            rewound = newest < last_step
-            rows = [] if rewound else [row for row in all_rows if row["step"] > last_step]
+            with request.context.series(folder) as series:
+                newest = series.last_step
+                appended = series.rows_after(last_step)
+            rewound = newest < last_step or appended is None
+            rows = [] if rewound or appended is None else appended
             last_step = newest
         run = read_run(home, folder.name)
         if not rows and run.state == last_state and not rewound:
@@ -132,12 +147,12 @@ def rollouts(request: WebRequest) -> Response:
     """The rollouts that were recorded while one step was made, best first."""
     folder = find_folder(request.context.home, request.path_values["run"])
     step: int = request.path_values["step"]
-    rows = request.context.metrics.rows(folder / _METRICS)
-    at = next((position for position, row in enumerate(rows) if row["step"] == step), None)
-    if at is None:
-        raise PageError(404, f"run {folder.name} has no step {step}", f"It has made {len(rows)} steps.")
-    end_ms = int(float(rows[at].get("time_s", 0)) * 1000)
-    begin_ms = int(float(rows[at - 1].get("time_s", 0)) * 1000) if at else 0
+    with request.context.series(folder) as series:
+        located, count = series.find(step), series.count
+    if located is None:
+        raise PageError(404, f"run {folder.name} has no step {step}", f"It has made {count} steps.")
+    row, begin_s = located
+    end_ms, begin_ms = int(float(row.get("time_s", 0)) * 1000), int(begin_s * 1000)
     query = f"run={folder.name} created_at_ms>{begin_ms} created_at_ms<={end_ms}"
     with request.context.reader() as reader:
         conditions = [
@@ -149,7 +164,7 @@ def rollouts(request: WebRequest) -> Response:
     listed.sort(
         key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
     )
-    values = {"run_id": folder.name, "step": step, "rows": listed, "row": rows[at], "query": query}
+    values = {"run_id": folder.name, "step": step, "rows": listed, "row": row, "query": query}
     values["part"] = request.from_script
     return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
 
@@ -161,15 +176,12 @@ def diff(request: WebRequest) -> Response:
     folders = [find_folder(request.context.home, run_id) for run_id in ids]
     configs = {folder.name: read_config(folder) for folder in folders}
     differing, equal = differences(configs)
-    names = sorted(
-        {
-            panel.name
-            for folder in folders
-            for panel in panels(request.context.metrics.rows(folder / _METRICS)[-1:])
-        }
-    )
-    values = {"names": list(configs), "differing": differing, "equal": equal, "metric_names": names}
-    values["titles"] = dict(PANELS)
+    names: set[str] = set()
+    for folder in folders:
+        with request.context.series(folder) as series:
+            names.update(series.envelopes)
+    compared = [panel for panel in panels(names) if panel.name in _COMPARED]
+    values = {"names": list(configs), "differing": differing, "equal": equal, "panels": compared}
     return request.page("runs_diff.html", values)
 
 
@@ -212,9 +224,9 @@ def _overlaid(request: WebRequest, run_id: str) -> list[str]:
     return [find_folder(request.context.home, value).name for value in ids][: _MAX_OVERLAID - 1]
 
 
-def _sparkline(rows: list[dict[str, Any]], name: str) -> str:
+def _sparkline(series: RunSeries, name: str) -> str:
     """The points of an SVG polyline in a box of 300 by 100, for browsers without JavaScript."""
-    points = curve(rows[-2000:], name, 0.6)
+    points = curve(series.envelopes.get(name))
     if len(points.steps) < 2:
         return ""
     low, high = min(points.smooth), max(points.smooth)
@@ -224,17 +236,6 @@ def _sparkline(rows: list[dict[str, Any]], name: str) -> str:
         f"{(step - first) / length * 300:.1f},{95 - (value - low) / spread * 90:.1f}"
         for step, value in zip(points.steps, points.smooth, strict=True)
     )
-
-
-def _markers(home: Path, folder: Path) -> list[dict[str, Any]]:
-    """Steps at which a checkpoint was saved."""
-    try:
-        from hermes.rl.results import saved_checkpoints
-
-        saved = saved_checkpoints(RlRun(home, folder.name))
-    except (HermesError, ValueError, KeyError, TypeError, IndexError):
-        return []
-    return [{"step": entry["step"], "text": "best" if entry["best"] else "checkpoint"} for entry in saved]
 
 
 def _digest(rows: list[RunRow]) -> str:

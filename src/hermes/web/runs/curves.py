@@ -1,81 +1,110 @@
-"""Curves for a browser: few points, no lost spike, and a smoothed line beside the raw one.
-
-Downsampling keeps the smallest and the largest value of every stretch, in their order, so that a single bad
-step of a million is still drawn. Pure.
-"""
+"""The curves of a run: which metrics are shown, in which panels; raw values and a smoothed line. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
-MAX_POINTS = 1200
-
-
-class Curve(NamedTuple):
-    steps: list[int]
-    values: list[float]
-    smooth: list[float]
-    """Exponential moving average of all points, read at the points that are left."""
+from hermes.web.runs.envelope import SMOOTHING, Curve, CurveEnvelope
 
 
 class Panel(NamedTuple):
-    """One metric."""
+    """One figure: one metric, or several of one kind."""
 
     name: str
+    """Of its first metric; unique."""
     title: str
+    metrics: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    """Of its lines, if there are several."""
 
 
-PANELS: tuple[tuple[str, str], ...] = (
-    ("reward/mean", "Reward"),
-    ("eval/reward", "Held-out reward"),
-    ("train/loss", "Loss"),
-    ("eval/loss", "Held-out loss"),
-    ("eval/accuracy", "Held-out accuracy"),
-    ("train/accuracy", "Accuracy"),
-    ("reward/positive", "Share with positive reward"),
-    ("health/group_signal", "Groups with signal"),
-    ("health/entropy", "Entropy"),
-    ("kl/reference", "KL to the reference"),
-    ("health/clip_fraction", "Clip fraction"),
-    ("health/logprob_gap", "Sampler–trainer gap"),
-    ("health/staleness", "Staleness"),
-    ("health/truncated", "Truncated"),
-    ("health/tool_errors", "Tool errors"),
-    ("optim/grad_norm", "Gradient norm"),
-    ("data/sequence_tokens", "Tokens a sequence"),
-    ("time/step_s", "Seconds a step"),
-    ("train/learning_rate", "Learning rate"),
+class PanelRule(NamedTuple):
+    """What a panel shows of the metrics that a run has."""
+
+    title: str
+    metrics: tuple[str, ...]
+    """Names; one that ends with `/*` is every metric of that kind."""
+
+
+PANELS = (
+    PanelRule("Reward", ("reward/mean",)),
+    PanelRule("Reward quantiles", ("reward/p10", "reward/p50", "reward/p90")),
+    PanelRule("Reward by environment", ("env/*/reward",)),
+    PanelRule("Reward and held-out reward", ("eval/mean_reward", "reward/mean")),
+    PanelRule("Held-out success", ("eval/success_rate",)),
+    PanelRule("Held-out score", ("eval/percent_correct",)),
+    PanelRule("True reward", ("reward/true",)),
+    PanelRule("Loss", ("train/loss",)),
+    PanelRule("Held-out loss", ("eval/loss",)),
+    PanelRule("Accuracy", ("rewards/accuracy", "eval/rewards/accuracy")),
+    PanelRule("Margin", ("rewards/margin", "eval/rewards/margin")),
+    PanelRule("Success", ("success/*",)),
+    PanelRule("Share with positive reward", ("reward/positive",)),
+    PanelRule("Groups with signal", ("health/group_signal",)),
+    PanelRule("Entropy", ("health/entropy",)),
+    PanelRule("KL to the reference", ("kl/reference",)),
+    PanelRule("Why rollouts ended", ("stop/*",)),
+    PanelRule("Clip fraction", ("health/clip_fraction",)),
+    PanelRule("Sampler–trainer gap", ("health/logprob_gap",)),
+    PanelRule("Staleness", ("health/staleness", "health/staleness_max")),
+    PanelRule("Truncated", ("health/truncated",)),
+    PanelRule("Tool errors", ("health/tool_errors",)),
+    PanelRule("Duplicates in a group", ("health/duplicates",)),
+    PanelRule("Tokens a sequence", ("data/sequence_tokens",)),
+    PanelRule("Seconds a step, and waiting for it", ("time/step_s", "time/wait_s")),
+    PanelRule("Gradient norm", ("optim/grad_norm",)),
+    PanelRule("Learning rate", ("train/learning_rate",)),
+    PanelRule("Peak memory of the engine, bytes", ("optim/peak_bytes",)),
 )
 """What is shown first, in this order; every other metric follows by name."""
-_TITLES = dict(PANELS)
 _HIDDEN = frozenset({"step", "time_s", "data/lease_id"})
+_MAX_LINES = 6
 
 
-def panels(rows: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """The metrics that the rows have."""
-    names = {name for row in rows for name, value in row.items() if _is_number(value)} - _HIDDEN
-    first = [name for name, _ in PANELS if name in names]
-    return [Panel(name, _TITLES.get(name, name)) for name in [*first, *sorted(names - set(first))]]
+def panels(names: Iterable[str]) -> list[Panel]:
+    """The panels of a run that has these metrics."""
+    left = set(names) - _HIDDEN
+    chosen: list[Panel] = []
+    used: set[str] = set()
+    for rule in PANELS:
+        metrics = tuple(name for pattern in rule.metrics for name in _matching(pattern, left))[:_MAX_LINES]
+        if not metrics or metrics[0] in used or (len(rule.metrics) > 1 and set(metrics) <= used):
+            continue
+        chosen.append(Panel(metrics[0], rule.title, metrics, _labels(metrics)))
+        used.update(metrics)
+    return [*chosen, *(Panel(name, name, (name,)) for name in sorted(left - used))]
 
 
-def curve(rows: Sequence[Mapping[str, Any]], name: str, smoothing: float = 0.9) -> Curve:
-    """The values of one metric; rows without it, and values that are not finite, are left out."""
-    points = [
-        (int(row["step"]), float(row[name]))
-        for row in rows
-        if _is_number(row.get(name)) and math.isfinite(row[name])
-    ]
-    steps = [step for step, _ in points]
-    values = [value for _, value in points]
-    smooth = moving_average(values, smoothing)
-    positions = downsample(values, MAX_POINTS)
-    return Curve(
-        [steps[at] for at in positions],
-        [_short(values[at]) for at in positions],
-        [_short(smooth[at]) for at in positions],
+def _matching(pattern: str, names: set[str]) -> list[str]:
+    """The names that a pattern with one `*` stands for, in order."""
+    if "*" not in pattern:
+        return [pattern] if pattern in names else []
+    head, _, tail = pattern.partition("*")
+    return sorted(name for name in names if name.startswith(head) and name.endswith(tail))
+
+
+def _labels(metrics: Sequence[str]) -> tuple[str, ...]:
+    """What tells the lines of a panel apart: their names without the words that all of them have."""
+    if len(metrics) < 2:
+        return ()
+    parts = [name.split("/") for name in metrics]
+    while len({words[0] for words in parts}) == 1 and all(len(words) > 1 for words in parts):
+        parts = [words[1:] for words in parts]
+    while len({words[-1] for words in parts}) == 1 and all(len(words) > 1 for words in parts):
+        parts = [words[:-1] for words in parts]
+    return tuple("/".join(words).replace("_", " ") for words in parts)
+
+
+def curve(envelope: CurveEnvelope | None, smoothing: float = SMOOTHING) -> Curve:
+    """The points of a metric that are left; an average of another smoothing is made from these."""
+    points = envelope.points() if envelope is not None else []
+    values = [point.value for point in points]
+    smooth = (
+        [point.smooth for point in points] if smoothing == SMOOTHING else moving_average(values, smoothing)
     )
+    return Curve([point.step for point in points], [*map(_short, values)], [*map(_short, smooth)])
 
 
 def moving_average(values: Sequence[float], smoothing: float) -> list[float]:
@@ -88,22 +117,9 @@ def moving_average(values: Sequence[float], smoothing: float) -> list[float]:
     return averages
 
 
-def downsample(values: Sequence[float], max_points: int) -> list[int]:
-    """Positions to keep: the smallest and the largest value of each stretch, the first and the last point."""
-    count = len(values)
-    if count <= max_points:
-        return list(range(count))
-    stretches = max(1, max_points // 2 - 1)
-    kept_positions = {0, count - 1}
-    for number in range(stretches):
-        begin, end = number * count // stretches, (number + 1) * count // stretches
-        kept_positions.add(min(range(begin, end), key=values.__getitem__))
-        kept_positions.add(max(range(begin, end), key=values.__getitem__))
-    return sorted(kept_positions)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_point(value: object) -> bool:
+    """Whether a value of a metrics file can be drawn."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _short(value: float) -> float:

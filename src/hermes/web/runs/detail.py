@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes.config import yaml_file
 from hermes.core import JSONObject
-from hermes.disk.files import read_text
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import Cause, diagnose
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
+from hermes.training.monitor.incidents.alerts import Alert
+from hermes.training.monitor.incidents.starts import read_starts
+from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
+from hermes.web.runs.marks import RunMark, find_marks
+from hermes.web.runs.metrics import RunSeries
 
 _LOG_LINES = 12
 
@@ -33,6 +34,8 @@ class RunDetail:
     causes: list[Cause]
     config: dict[str, str]
     """Dotted field → value, as text."""
+    marks: list[RunMark]
+    alerts: list[Alert]
 
 
 def find_folder(home: Path, run_id: str) -> Path:
@@ -44,12 +47,13 @@ def find_folder(home: Path, run_id: str) -> Path:
     ]
     if len(matches) != 1:
         problem = "several runs begin with" if matches else "there is no run"
-        raise UsageError(f"{problem} '{run_id[:80]}'", "The page Runs lists them.")
+        raise UsageError(f"{problem} '{run_id[:80]}'", "'hermes web' lists them on its page Runs.")
     return runs / matches[0]
 
 
-def read_detail(home: Path, folder: Path, rows: list[dict[str, Any]]) -> RunDetail:
-    row = read_run(home, folder.name)
+def read_detail(home: Path, folder: Path, series: RunSeries) -> RunDetail:
+    row, checkpoints = read_run(home, folder.name), read_checkpoints(home, folder)
+    rows = list(series.recent)
     processes: dict[str, str] = {}
     restarts: dict[str, int] = {}
     events: tuple[JSONObject, ...] = ()
@@ -69,50 +73,25 @@ def read_detail(home: Path, folder: Path, rows: list[dict[str, Any]]) -> RunDeta
         restarts,
         events,
         {name: lines for name, lines in logs.items() if lines},
-        _checkpoints(home, folder),
+        checkpoints,
         causes,
         read_config(folder),
+        find_marks(series, checkpoints, read_starts(folder), events),
+        series.alerts,
     )
 
 
-def read_config(folder: Path) -> dict[str, str]:
-    """The configuration of a run, flat: `config.yaml` of an RL run, of any other the settings it recorded."""
-    text = read_text(folder / "config.yaml")
-    if text is not None:
-        try:
-            return flatten(yaml_file.parse(text, "config.yaml").data)
-        except HermesError as error:
-            return {"config.yaml": error.message}
-    text = read_text(folder / "training.json")
+def read_marks(home: Path, folder: Path, series: RunSeries) -> list[RunMark]:
+    """The marks of a run's curves; a damaged status has none."""
+    run = RlRun(home, folder.name)
     try:
-        state = json.loads(text) if text else {}
-    except ValueError as error:
-        return {"training.json": str(error)}
-    return flatten(state.get("settings") or {})
+        events = run.status().events
+    except HermesError:
+        events = ()
+    return find_marks(series, read_checkpoints(home, folder), read_starts(folder), events)
 
 
-def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in data.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}.")
-        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
-            flat |= flatten(value[0], f"{name}.")
-        else:
-            flat[name] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
-
-
-def differences(configs: Mapping[str, Mapping[str, str]]) -> tuple[list[tuple[str, list[str | None]]], int]:
-    """The fields that differ, each with its values in the order of the runs; and how many are equal."""
-    names = sorted({name for config in configs.values() for name in config})
-    rows = [(name, [config.get(name) for config in configs.values()]) for name in names]
-    differing = [(name, values) for name, values in rows if len(set(values)) > 1]
-    return differing, len(rows) - len(differing)
-
-
-def _checkpoints(home: Path, folder: Path) -> list[dict[str, Any]]:
+def read_checkpoints(home: Path, folder: Path) -> list[dict[str, Any]]:
     try:
         return saved_checkpoints(RlRun(home, folder.name))
     except (ValueError, KeyError, TypeError, IndexError):

@@ -16,8 +16,12 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.errors import HermesError
+from hermes.rl.budget import cost_usd
 from hermes.rl.run import RlRun, RunState, RunStatus
 from hermes.rl.supervise.process import read_tail
+from hermes.training.monitor.machine_card import read_machines
+from hermes.training.service.token_meter import read_tokens
+from hermes.web.runs.configs import config_digest
 
 _QUIET_S = 120.0
 _MISSED_BEATS = 3
@@ -25,6 +29,22 @@ _MISSED_BEATS = 3
 _TAIL_ROWS = 20
 LOST = "lost"
 _ACTIVE = frozenset({"pending", "starting", "running", "stopping"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run uses and what it was made from."""
+
+    tokens_per_s: float | None = None
+    """Trained tokens a second, over the last steps; the wait for batches counts."""
+    memory_bytes: float | None = None
+    """The engine's peak."""
+    cost_usd: float | None = None
+    """At the service's price; None: it has none, as a run's own engine, or none is set."""
+    commit: str | None = None
+    """Of the code that trained it last."""
+    digest: str | None = None
+    """Of its configuration, without what differs between two starts of the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +68,7 @@ class RunRow:
     """When the newest step was written."""
     reason: str | None = None
     """Why it ended, unless it completed."""
+    facts: RunFacts = RunFacts()
 
     @property
     def active(self) -> bool:
@@ -113,6 +134,7 @@ def _supervised_row(home: Path, run_id: str, rows: list[dict[str, Any]]) -> RunR
         status.started_at_ms or section.get("created_at_ms"),
         _updated_ms(rows),
         status.reason,
+        _facts(run.folder, rows, section.get("price"), config),
     )
 
 
@@ -144,6 +166,7 @@ def _trained_row(folder: Path, rows: list[dict[str, Any]]) -> RunRow:
         int(folder.stat().st_ctime * 1000),
         _updated_ms(rows),
         str(finished) if finished and finished != "completed" else None,
+        _facts(folder, rows, None, settings),
     )
 
 
@@ -168,6 +191,27 @@ def _numbers(rows: list[dict[str, Any]]) -> dict[str, float]:
     for row in rows:
         newest |= {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
     return newest
+
+
+def _facts(
+    folder: Path, rows: list[dict[str, Any]], price: JSONObject | None, config: JSONObject
+) -> RunFacts:
+    try:
+        commit = next((card.commit for card in reversed(read_machines(folder))), None)
+        cost = cost_usd(read_tokens(folder), price) if price else None
+    except (HermesError, KeyError, TypeError):
+        commit, cost = None, None
+    memory = _numbers(rows).get("optim/peak_bytes")
+    return RunFacts(_tokens_per_s(rows), memory, cost, commit, config_digest(config))
+
+
+def _tokens_per_s(rows: list[dict[str, Any]]) -> float | None:
+    timed = [row for row in rows if "time_s" in row and "data/trained_tokens" in row]
+    if len(timed) < 2:
+        return None
+    took_s = float(timed[-1]["time_s"]) - float(timed[0]["time_s"])
+    tokens = sum(float(row["data/trained_tokens"]) for row in timed[1:])
+    return tokens / took_s if took_s > 0 else None
 
 
 def _updated_ms(rows: list[dict[str, Any]]) -> int | None:

@@ -39,28 +39,35 @@
     let total = 0, weight = 0;
     return values.map((value) => { total = smoothing * total + (1 - smoothing) * value; weight = smoothing * weight + (1 - smoothing); return total / weight; });
   };
+  const metricsOf = (figure) => figure.dataset.metrics.split(" ");
+  const lines = (figure) => runs.flatMap((run, at) => metricsOf(figure).map((name, line) => ({ run, at, line, curve: run.curves[name] || { steps: [], values: [], smooth: [] } })));
   // uPlot wants one x for all lines: the union of the steps, with holes
-  function joined(name) {
-    const lines = runs.map((run) => run.curves[name]).filter((line) => line && line.steps.length);
-    if (!lines.length) return null;
-    const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);
+  function joined(figure) {
+    const all = lines(figure);
+    const steps = [...new Set(all.flatMap((line) => line.curve.steps))].sort((a, b) => a - b);
+    if (!steps.length) return null;
     const data = [steps];
-    for (const run of runs) {
-      const line = run.curves[name] || { steps: [], values: [], smooth: [] };
-      const at = new Map(line.steps.map((step, index) => [step, index]));
+    for (const { curve } of all) {
+      const at = new Map(curve.steps.map((step, index) => [step, index]));
       const pick = (values) => steps.map((step) => (at.has(step) ? values[at.get(step)] : undefined));
-      data.push(pick(line.values), pick(line.smooth));
+      data.push(pick(curve.values), pick(curve.smooth));
     }
     return data;
   }
+  // of one run the lines of a panel have colours; of several each run has one, and a panel's lines are dashed
+  const colourOf = (line) => shades(runs.length === 1 ? line.line : line.at);
+  const dashOf = (line) => (runs.length === 1 ? dashes(line.line) : line.line ? [[6, 3], [2, 3]][(line.line - 1) % 2] : dashes(line.at));
+  const markStyles = { checkpoint: ["--line2", [3, 3], 1], resume: ["--accent", [4, 3], 1.5], crash: ["--warm", [], 1.5], alert: ["--warm", [1.5, 3], 1.5] };
   function markers(plot) {
-    const marks = runs.length ? runs[0].markers : [];
+    const ratio = devicePixelRatio || 1;
     plot.ctx.save();
-    plot.ctx.strokeStyle = css("--line2");
-    plot.ctx.setLineDash([3, 3]);
-    for (const mark of marks) {
+    for (const mark of runs.length ? runs[0].markers : []) {
+      const [colour, dash, width] = markStyles[mark.kind];
       const x = Math.round(plot.valToPos(mark.step, "x", true));
       if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
+      plot.ctx.strokeStyle = css(colour);
+      plot.ctx.lineWidth = width * ratio;
+      plot.ctx.setLineDash(dash.map((length) => length * ratio));
       plot.ctx.beginPath();
       plot.ctx.moveTo(x, plot.bbox.top);
       plot.ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
@@ -68,20 +75,30 @@
     }
     plot.ctx.restore();
   }
+  // what happened where the cursor is: a checkpoint says little, so that anything else goes first
+  function markAt(plot) {
+    const near = (runs.length ? runs[0].markers : []).filter((mark) => Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) <= 5);
+    const mark = near.find((entry) => entry.kind !== "checkpoint") || near[0];
+    return mark ? ` · ${mark.text}` : "";
+  }
   const short = (value) => (value == null ? "" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(4)));
+  const newest = (figure) => {
+    const values = lines(figure).filter((line) => line.at === 0).map(({ curve }) => (curve.values.length ? short(curve.values[curve.values.length - 1]) : "")).filter(Boolean);
+    return values.join(" · ");
+  };
   function draw(figure) {
-    const name = figure.dataset.panel, box = $(".plot", figure), data = joined(name);
+    const name = figure.dataset.panel, box = $(".plot", figure), data = joined(figure);
     if (!data || !box.clientWidth) return;
     const known = plots.get(name);
     if (known && known.series.length === data.length) { known.setData(data); return; }
     if (known) known.destroy();
     const axis = { stroke: css("--ink2"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const series = [{}];
-    runs.forEach((run, index) => {
-      const colour = shades(index);
-      series.push({ label: `${run.id} raw`, stroke: `${colour}55`, width: 1, spanGaps: true, points: { show: data[0].length < 3 } });
-      series.push({ label: run.id, stroke: colour, width: 2, dash: dashes(index), spanGaps: true, points: { show: false } });
-    });
+    for (const line of lines(figure)) {
+      const colour = colourOf(line), label = `${line.run.id} ${metricsOf(figure)[line.line]}`;
+      series.push({ label: `${label} raw`, stroke: `${colour}55`, width: 1, spanGaps: true, points: { show: data[0].length < 3 } });
+      series.push({ label, stroke: colour, width: 2, dash: dashOf(line), spanGaps: true, points: { show: false } });
+    }
     box.replaceChildren();
     const plot = new uPlot({
       width: box.clientWidth, height: 168, legend: { show: false }, series,
@@ -92,9 +109,9 @@
         drawClear: [markers],
         setCursor: [(self) => {
           const at = self.cursor.idx, label = $("[data-value]", figure);
-          if (at == null) { label.textContent = short(last(name)); return; }
-          const texts = runs.map((run, index) => short(self.data[1 + 2 * index][at])).filter(Boolean);
-          label.textContent = `step ${self.data[0][at]}: ${texts.join(" · ")}`;
+          if (at == null) { label.textContent = newest(figure); return; }
+          const texts = lines(figure).map((line, index) => short(self.data[1 + 2 * index][at])).filter(Boolean);
+          label.textContent = `step ${self.data[0][at]}: ${texts.join(" · ")}${markAt(self)}`;
         }],
       },
     }, data, box);
@@ -102,11 +119,11 @@
     plots.set(name, plot);
     figure.classList.add("drawn");
   }
-  const last = (name) => { const line = runs[0] && runs[0].curves[name]; return line && line.values.length ? line.values[line.values.length - 1] : null; };
-  const redraw = () => figures.forEach((figure) => { draw(figure); const label = $("[data-value]", figure); if (label && last(figure.dataset.panel) != null) label.textContent = short(last(figure.dataset.panel)); });
+  const redraw = () => figures.forEach((figure) => { draw(figure); const label = $("[data-value]", figure); if (label && newest(figure)) label.textContent = newest(figure); });
 
   async function load() {
-    const query = ids.map((id) => `id=${encodeURIComponent(id)}`).concat(figures.map((figure) => `name=${encodeURIComponent(figure.dataset.panel)}`)).join("&");
+    const names = [...new Set(figures.flatMap(metricsOf))];
+    const query = ids.map((id) => `id=${encodeURIComponent(id)}`).concat(names.map((name) => `name=${encodeURIComponent(name)}`)).join("&");
     const response = await fetch(`/runs/curves?${query}&smooth=${Math.round(smoothing * 100)}`);
     if (!response.ok) { toast("The curves cannot be read", true); return; }
     runs = (await response.json()).runs;
