@@ -53,19 +53,20 @@ PANELS = (
     PanelRule("Tool errors", ("health/tool_errors",)),
     PanelRule("Duplicates in a group", ("health/duplicates",)),
     PanelRule("Tokens a sequence", ("data/sequence_tokens",)),
-    PanelRule("Seconds a step, and waiting for it", ("time/step_s", "time/wait_s")),
+    PanelRule("Seconds: the step, the wait before it", ("time/step_s", "time/wait_s")),
     PanelRule("Gradient norm", ("optim/grad_norm",)),
     PanelRule("Learning rate", ("train/learning_rate",)),
     PanelRule("Peak memory of the engine, bytes", ("optim/peak_bytes",)),
 )
 """What is shown first, in this order; every other metric follows by name."""
-_HIDDEN = frozenset({"step", "time_s", "data/lease_id"})
+HIDDEN = frozenset({"step", "time_s", "data/lease_id"})
+"""Numbers of a row that are no curves."""
 _MAX_LINES = 6
 
 
 def panels(names: Iterable[str]) -> list[Panel]:
     """The panels of a run that has these metrics."""
-    left = set(names) - _HIDDEN
+    left = set(names) - HIDDEN
     chosen: list[Panel] = []
     used: set[str] = set()
     for rule in PANELS:
@@ -94,7 +95,7 @@ def _labels(metrics: Sequence[str]) -> tuple[str, ...]:
         parts = [words[1:] for words in parts]
     while len({words[-1] for words in parts}) == 1 and all(len(words) > 1 for words in parts):
         parts = [words[:-1] for words in parts]
-    return tuple("/".join(words).replace("_", " ") for words in parts)
+    return tuple("/".join(words).removesuffix("_s").replace("_", " ") for words in parts)
 
 
 def curve(envelope: CurveEnvelope | None, smoothing: float = SMOOTHING) -> Curve:

@@ -16,6 +16,8 @@ class RunMark(NamedTuple):
     kind: str
     """checkpoint, resume, crash or alert."""
     text: str
+    metric: str = ""
+    """That an alert is about; its mark is on the curves of this metric only."""
 
 
 KINDS = ("checkpoint", "resume", "crash", "alert")
@@ -52,7 +54,7 @@ def find_marks(
         for event in events
         if event.get("kind") == CRASH_EVENT and not _recorded_by_trainer(event, trainer_starts)
     ]
-    alerts = [RunMark(alert.step, "alert", alert.sentence()) for alert in series.alerts]
+    alerts = [RunMark(alert.step, "alert", alert.sentence(), alert.rule.metric) for alert in series.alerts]
     return sorted((*saved, *resumed, *crashed, *alerts), key=lambda mark: (mark.step, KINDS.index(mark.kind)))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hermes.training.monitor.incidents.alerts import Alert, AlertRule, AlertWatch
-from hermes.web.runs.curves import is_point
+from hermes.web.runs.curves import HIDDEN, is_point
 from hermes.web.runs.envelope import CurveEnvelope
 
 _MAX_FILES = 32
@@ -66,7 +66,7 @@ class RunSeries:
         self._times_s.append(float(row.get("time_s") or 0.0))
         self._offsets.append(offset)
         for name, value in row.items():
-            if is_point(value):
+            if name not in HIDDEN and is_point(value):
                 envelope = self.envelopes.get(name)
                 if envelope is None:
                     envelope = self.envelopes[name] = CurveEnvelope()
@@ -167,7 +167,8 @@ class MetricsCache:
     def reading(self, path: Path, rules: Sequence[AlertRule] = ()) -> Iterator[RunSeries]:
         """The series as the file is now. It does not change within the `with`."""
         with self._lock:
-            cached = self._files[path] = self._files.pop(path, None) or _CachedFile(path)
+            cached = self._files.pop(path) if path in self._files else _CachedFile(path)
+            self._files[path] = cached
             while len(self._files) > _MAX_FILES:
                 self._files.pop(next(iter(self._files)))
         with cached.lock:

@@ -57,16 +57,18 @@
   // of one run the lines of a panel have colours; of several each run has one, and a panel's lines are dashed
   const colourOf = (line) => shades(runs.length === 1 ? line.line : line.at);
   const dashOf = (line) => (runs.length === 1 ? dashes(line.line) : line.line ? [[6, 3], [2, 3]][(line.line - 1) % 2] : dashes(line.at));
-  const markStyles = { checkpoint: ["--line2", [3, 3], 1], resume: ["--accent", [4, 3], 1.5], crash: ["--warm", [], 1.5], alert: ["--warm", [1.5, 3], 1.5] };
-  function markers(plot) {
+  const markStyles = { checkpoint: ["--line2", [3, 3], 1], resume: ["--accent", [4, 3], 0.55], crash: ["--warm", [], 0.55], alert: ["--warm", [1, 3], 1] };
+  const marksOf = (figure) => (runs.length && holder.dataset.marks !== "0" ? runs[0].markers : []).filter((mark) => !mark.metric || metricsOf(figure).includes(mark.metric));
+  function markers(plot, figure) {
     const ratio = devicePixelRatio || 1;
     plot.ctx.save();
-    for (const mark of runs.length ? runs[0].markers : []) {
-      const [colour, dash, width] = markStyles[mark.kind];
+    for (const mark of marksOf(figure)) {
+      const [colour, dash, strength] = markStyles[mark.kind];
       const x = Math.round(plot.valToPos(mark.step, "x", true));
       if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
       plot.ctx.strokeStyle = css(colour);
-      plot.ctx.lineWidth = width * ratio;
+      plot.ctx.lineWidth = (mark.kind === "alert" ? 1.5 : 1) * ratio;
+      plot.ctx.globalAlpha = strength;
       plot.ctx.setLineDash(dash.map((length) => length * ratio));
       plot.ctx.beginPath();
       plot.ctx.moveTo(x, plot.bbox.top);
@@ -76,8 +78,8 @@
     plot.ctx.restore();
   }
   // what happened where the cursor is: a checkpoint says little, so that anything else goes first
-  function markAt(plot) {
-    const near = (runs.length ? runs[0].markers : []).filter((mark) => Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) <= 5);
+  function markAt(plot, figure) {
+    const near = marksOf(figure).filter((mark) => Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) <= 5);
     const mark = near.find((entry) => entry.kind !== "checkpoint") || near[0];
     return mark ? ` · ${mark.text}` : "";
   }
@@ -106,12 +108,12 @@
       scales: { x: { time: false } },
       axes: [{ ...axis, size: 24, values: (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
       hooks: {
-        drawClear: [markers],
+        drawClear: [(self) => markers(self, figure)],
         setCursor: [(self) => {
           const at = self.cursor.idx, label = $("[data-value]", figure);
           if (at == null) { label.textContent = newest(figure); return; }
           const texts = lines(figure).map((line, index) => short(self.data[1 + 2 * index][at])).filter(Boolean);
-          label.textContent = `step ${self.data[0][at]}: ${texts.join(" · ")}${markAt(self)}`;
+          label.textContent = `step ${self.data[0][at]}: ${texts.join(" · ")}${markAt(self, figure)}`;
         }],
       },
     }, data, box);
