@@ -163,6 +163,38 @@ def test_a_live_curve_grows(browser: Browser, tmp_path: Path) -> None:
         assert trouble.events == []
 
 
+def test_a_mark_says_what_happened_where_the_cursor_is(
+    browser: Browser, full_site: tuple[WebSite, dict[str, str]]
+) -> None:
+    site, names = full_site
+    with open_page(browser, site, width=1600) as (page, trouble):
+        page.goto(f"{site.url}/runs/{names['run']}")
+        page.wait_for_selector(".panel.drawn")
+        plot = page.locator('[data-panel="reward/mean"] .u-over')
+        box = plot.bounding_box()
+        assert box is not None
+        for step, text in ((50, "after a crash"), (70, "engine killed (signal 9)"), (100, "resumed")):
+            plot.hover(position={"x": (step - 1) / 119 * box["width"], "y": 40})
+            label = page.locator('[data-panel="reward/mean"] [data-value]')
+            assert text in label.inner_text(), step
+        assert page.locator('[data-panel="reward/p10"] .lines-key .key').count() == 3
+        page.locator(".marks summary").click()
+        assert "step 100 resumed; it had ended: stopped" in page.inner_text(".marks")
+        assert trouble.events == []
+
+
+def test_one_key_makes_a_preference_pair_of_two_attempts(browser: Browser, rating_site: WebSite) -> None:
+    with open_page(browser, rating_site, rater="keyed") as (page, trouble):
+        page.goto(f"{rating_site.url}/trajectories?q=task%3Dtask-1")
+        ids = [box.get_attribute("value") or "" for box in page.locator("[data-pick]").all()[:2]]
+        page.goto(f"{rating_site.url}/compare?id={ids[0]}&id={ids[1]}")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_url("**/rate?**")
+        (rating,) = ratings_of(rating_site.home, "keyed")
+        assert [rating.trajectory_id, rating.other_id] == ids and rating.value < 0, "the right one is better"
+        assert trouble.events == []
+
+
 @pytest.mark.parametrize(
     "width", [390, *(pytest.param(width, marks=pytest.mark.slow) for width in WIDTHS[1:])]
 )

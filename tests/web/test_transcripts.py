@@ -108,6 +108,18 @@ def test_the_original_beside_the_compressed(tmp_path: Path) -> None:
         assert f"/compare?id={original}&amp;id={compressed}" in site.get(f"/trajectories/{original}").text
 
 
+def test_the_tokens_that_a_compression_left(tmp_path: Path) -> None:
+    notes = {"compression": {"original_tokens": 1234, "compressed_tokens": 56, "map": []}}
+    with Writer(db_path(tmp_path)) as writer:
+        original = record(writer, [Message.user("word " * 400), Message.assistant("Done.")])
+        known = {"parent_id": original, "relation": Relation.COMPRESSED, "metadata": notes}
+        compressed = record(writer, [Message.user("words"), Message.assistant("Done.")], **known)
+    with open_site(tmp_path) as site:
+        text = site.get(f"/compare?id={original}&id={compressed}").text
+        assert '1,234</span> tokens became <span class="num">56<' in text
+        assert '<progress max="1234" value="56"' in text
+
+
 def test_search_marks_the_words_and_leads_to_the_step(site: WebSite, ids: list[str]) -> None:
     text = site.get("/trajectories?q=" + quote('"attempt 7" repairs')).text
     assert listed(text) == [ids[7]]

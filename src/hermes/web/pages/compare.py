@@ -90,14 +90,22 @@ def _cards(reader: BrowseReader, trajectory: Trajectory, steps: list[Step]) -> l
 
 
 def _compression(trajectories: list[Trajectory]) -> JSONObject | None:
-    """Characters before and after, if one of two is the compressed version of the other."""
+    """Tokens before and after, if one of two is the compressed version of the other; characters if its tokens
+    were not recorded."""
     if len(trajectories) != 2:
         return None
     first, second = (trajectory.header for trajectory in trajectories)
     for original, compressed in ((first, second), (second, first)):
         if compressed.relation is Relation.COMPRESSED and compressed.parent_id == original.id:
+            notes = compressed.metadata.get("compression")
+            if isinstance(notes, dict) and isinstance(notes.get("original_tokens"), int):
+                return {
+                    "unit": "tokens",
+                    "before": notes["original_tokens"],
+                    "after": notes["compressed_tokens"],
+                }
             sizes = {trajectory.header.id: _characters(trajectory) for trajectory in trajectories}
-            return {"before": sizes[original.id], "after": sizes[compressed.id]}
+            return {"unit": "characters", "before": sizes[original.id], "after": sizes[compressed.id]}
     return None
 
 

@@ -16,7 +16,7 @@ from hermes.rl.run import RlRun
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.detail import read_config
+from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, list_runs
 
 _MAX_LINEAGE = 50

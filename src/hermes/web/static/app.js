@@ -110,6 +110,7 @@
       if (places[event.key]) { location.href = places[event.key]; return; }
     }
     if (window.hermes.keys[event.key]) { event.preventDefault(); window.hermes.keys[event.key](event); return; }
+    if ($(".prefer [data-key]") && ["ArrowLeft", "=", "ArrowRight"].includes(event.key)) { event.preventDefault(); click(`.prefer [data-key="${event.key}"]`); return; }
     if (event.key === "g") { prefix = "g"; return; }
     const action = keys[event.key];
     if (action && (event.key === "?" || event.key === "/" || $("[data-step], [data-row]"))) {

@@ -170,6 +170,8 @@ class _CompressJob:
             "strategy": self.settings.strategy.value,
             "protect_last_turns": self.settings.protect_last_turns,
             "strict_protect": self.settings.strict_protect,
+            "original_tokens": folded.original_tokens,
+            "compressed_tokens": folded.tokens,
             "map": fold_map(folded.folds),
         }
         changes: JSONObject = {
