@@ -15,22 +15,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from hermes.rl.run import RlRun, last_step
+from hermes.rl.run import RlRun, RunState, last_step
 from hermes.rl.supervise.process import ProcessId
 from tests.rl.books import check_books, is_beyond
 from tests.rl.conftest import MakeHome
 from tests.rl.world import how_it_ended, start_run
 from tests.security.many_kills import KILLS, account
 
-STEPS = 40
+STEPS = 24
 RUNS_AT_ONCE = 4
 MOMENTS_S = (1.0, 6.0, 6.0)
 """Kills of a part before its next step, each within so many seconds of that step or of its start. Five ends
 of a part without progress would end the run."""
-SUPERVISOR_KILLS = 18
-"""Of one run; one whose supervisor has died 20 times is ended."""
-SUPERVISOR_MOMENT_S = 5.0
-"""The longest time from the start of a supervisor to its kill."""
+SUPERVISOR_MOMENTS_S = ((6, 5.0), (12, 2.0))
+"""Kills of the supervisor of a run, each within so many seconds of its start: while the run starts, and then
+at work. A run whose supervisor has died 20 times is ended."""
 ENDED = "ended"
 
 
@@ -60,8 +59,10 @@ class Killer:
                 yield from self._kill_within(run, longest_s)
 
     def _kill_supervisors(self, run: RlRun) -> Iterator[None]:
-        for _ in range(SUPERVISOR_KILLS):
-            yield from self._kill_within(run, SUPERVISOR_MOMENT_S)
+        for kills, longest_s in SUPERVISOR_MOMENTS_S:
+            for _ in range(kills):
+                yield from self._kill_within(run, longest_s)
+            yield from until(lambda: run.status().state is not RunState.STARTING)
 
     def _kill_within(self, run: RlRun, longest_s: float) -> Iterator[None]:
         """Waits for the process to be there, then for a moment, and kills it."""

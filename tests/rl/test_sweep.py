@@ -75,6 +75,25 @@ def test_a_sweep_trains_several_adapters_on_one_engine(home_with: MakeHome, tmp_
     assert not [line for line in listed.splitlines() if str(home) in line], "nothing is left running"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_learning_rate_that_is_chosen_can_be_set_as_the_last_line_says(home_with: MakeHome) -> None:
+    home = home_with(learning_rate=0.001)
+    words = ("--rates", "2", "--steps", "2", "--set", "group_size=4", "--set", "batch_size=8")
+    ended = hermes(home, "rl", "sweep", "--env", "letters", "--find-lr", *words)
+    assert ended.returncode == 0, ended.stderr
+    table = ended.stdout.partition("RUN ")[2].splitlines()
+    assert [line.split()[3] for line in table[1:3]] == ["2", "2"], "steps of both runs"
+    rates = {line.partition("learning_rate=")[2].split()[0] for line in table[1:3]}
+    command = table[-1].partition("to use it: hermes ")[2].split()
+    assert rates == {"0.0001", "0.01"} and command[-1] in rates
+    assert hermes(home, *command).returncode == 0
+    (field,) = [
+        row for row in answer(home, "rl", "config")["fields"] if row["name"].endswith("learning_rate")
+    ]
+    assert field["value"] == float(command[-1])
+
+
 def test_a_sweep_with_a_value_that_is_not_allowed_starts_nothing(home_with: MakeHome) -> None:
     home = home_with()
     refused = hermes(home, "rl", "sweep", "--env", "letters", "--set", "lora_rank=4,0")
