@@ -10,7 +10,7 @@ import pytest
 
 from hermes.errors import UsageError
 from hermes.rl.run import find_run
-from hermes.rl.sweep import SweepRow, best_row, grid, rates_around
+from hermes.rl.sweep import SweepRow, best_row, differing, grid, rates_around
 from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, hermes
 
@@ -23,6 +23,7 @@ def test_the_grid_is_every_combination_with_every_seed() -> None:
         for seed in (0, 1)
     ]
     assert grid({}) == [{}]
+    assert differing(points) == {"learning_rate", "tinker.seed"} and differing(points[:1]) == set()
     with pytest.raises(UsageError, match="100 runs"):
         grid({"a": range(10), "b": range(10)})
 
