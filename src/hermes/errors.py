@@ -35,6 +35,12 @@ class ConfigError(HermesError):
     exit_code = 2
 
 
+class NothingToEvaluateError(ConfigError):
+    """An environment holds no task out of training. Its exit code tells a trainer that nothing failed."""
+
+    exit_code = 3
+
+
 class HostError(HermesError):
     """This machine cannot continue: a full disk, a directory that cannot be written. No task is to blame."""
 

@@ -11,8 +11,9 @@ from hermes.core import Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
+from hermes.envs.modes.evaluate import EvalRunner
 from hermes.envs.servers.config import APIServerConfig
-from hermes.errors import HermesError, UsageError
+from hermes.errors import HermesError, NothingToEvaluateError, UsageError
 from tests.cli.process import hermes
 from tests.envs.gold import earn
 from tests.fakes.provider import FakeProvider, text
@@ -88,6 +89,22 @@ async def test_a_function_that_raises_gives_no_reward(tmp_path: Path, rewards: P
     env = await opened(write_tasks(tmp_path, {"prompt": "Say hi"}), f"{rewards}:broken", home)
     with pytest.raises(HermesError, match="KeyError: 'no such column'"):
         await reward_of(env, "hi")
+    await env.close()
+
+
+async def test_of_few_tasks_none_is_held_out_and_that_is_no_failed_evaluation(
+    tmp_path: Path, rewards: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = write_tasks(tmp_path, *({"prompt": f"Say {n}", "id": str(n)} for n in range(4)))
+    env = await opened(tasks, f"{rewards}:right", home)
+    with pytest.raises(NothingToEvaluateError, match="no tasks to evaluate") as raised:
+        await env.evaluate()
+    assert "10 or more" in raised.value.hint
+    runner = EvalRunner(env)
+    for _ in range(3):
+        await runner.run()
+    (record,) = [record for record in caplog.records if record.name == "hermes.envs.modes.evaluate"]
+    assert "continues without evaluations" in record.message and record.exc_info is None
     await env.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hermes.config.load import load
 from hermes.rl import tool_handlers
 from hermes.rl.results import step_rows
-from hermes.rl.run import find_run
+from hermes.rl.run import find_run, read_metrics
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, hermes, how_it_ended
@@ -44,6 +44,20 @@ def test_a_run_over_prompts_and_a_function_is_configured_by_two_flags(
     assert config["env"]["reward"] == f"{folder / 'my.py'}:vowels", "found from any folder"
     assert config["env"]["dataset_name"] == str(folder / "tasks.jsonl")
     assert config["env"]["enabled_toolsets"] == ["math"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_over_four_prompts_goes_on_without_an_evaluation(home_with: MakeHome, folder: Path) -> None:
+    home = home_with(total_steps=2, steps_per_eval=1)
+    words = ("rl", "start", "--prompts", "tasks.jsonl", "--reward", "my.py:vowels")
+    edits = ("group_size=4", "batch_size=8", "max_token_length=8", "max_agent_turns=1")
+    flags = [word for edit in edits for word in ("--set", edit)]
+    run = find_run(home, answer(home, *words, *flags, cwd=folder)["run_id"])
+    assert how_it_ended(run) == "completed: None"
+    assert [row["step"] for row in read_metrics(run.metrics_path)] == [1, 2], "no row of an evaluation"
+    log = run.log_path("trainer").read_text()
+    assert log.count("goes on without an evaluation") == 1 and "failed" not in log, log
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 
 from hermes.rl.results import waiting_for
 from hermes.rl.run import RlRun, RunState, RunStatus, last_step
-from hermes.rl.supervise.process import ProcessSpec
+from hermes.rl.supervise.process import ProcessHandle, ProcessSpec
 from hermes.rl.supervise.supervisor import ExitAction, exit_action
 from tests import disks
 from tests.rl import drive
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_ended
 
 
 def _all(run: RlRun, count: int = 8, pause_s: float = 0.05) -> list[dict[str, Any]]:
@@ -188,6 +188,26 @@ def test_a_server_whose_port_another_one_answers_on_is_moved_and_so_are_those_th
     status = drive.wait(drive.start(tmp_path, make), drive.ended)
     assert status.state is RunState.COMPLETED, status
     assert {name: part.starts for name, part in status.processes.items()} == {"api": 2, "trainer": 2}
+
+
+def test_a_process_whose_supervisor_dies_before_it_is_recorded_never_runs(tmp_path: Path) -> None:
+    """Otherwise the next supervisor would start a second one, and the run would have two trainers."""
+    ran, pid = tmp_path / "ran", tmp_path / "pid"
+    spec = ProcessSpec("trainer", ("/bin/sh", "-c", f"echo > {ran}"), tmp_path / "log")
+
+    def die(handle: ProcessHandle) -> None:
+        pid.write_text(str(handle.id.pid))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (supervisor := os.fork()) == 0:
+        ProcessHandle.launch(spec, tmp_path, die)
+    os.waitpid(supervisor, 0)
+    wait_until_ended([int(pid.read_text())])
+    assert not ran.exists()
+    recorded: list[ProcessHandle] = []
+    handle = ProcessHandle.launch(spec, tmp_path, recorded.append)
+    wait_until(handle.poll)
+    assert recorded == [handle] and ran.exists()
 
 
 def test_a_program_that_is_not_there_fails_the_run(tmp_path: Path) -> None:

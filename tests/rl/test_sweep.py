@@ -10,7 +10,7 @@ import pytest
 
 from hermes.errors import UsageError
 from hermes.rl.run import find_run
-from hermes.rl.sweep import SweepRow, best_row, grid, rates_around
+from hermes.rl.sweep import SweepRow, best_row, differing, grid, rates_around
 from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, hermes
 
@@ -23,6 +23,7 @@ def test_the_grid_is_every_combination_with_every_seed() -> None:
         for seed in (0, 1)
     ]
     assert grid({}) == [{}]
+    assert differing(points) == {"learning_rate", "tinker.seed"} and differing(points[:1]) == set()
     with pytest.raises(UsageError, match="100 runs"):
         grid({"a": range(10), "b": range(10)})
 
@@ -73,6 +74,25 @@ def test_a_sweep_trains_several_adapters_on_one_engine(home_with: MakeHome, tmp_
     assert len(set(engines)) == 1, "one engine for all"
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in listed.splitlines() if str(home) in line], "nothing is left running"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_learning_rate_that_is_chosen_can_be_set_as_the_last_line_says(home_with: MakeHome) -> None:
+    home = home_with(learning_rate=0.001)
+    words = ("--rates", "2", "--steps", "2", "--set", "group_size=4", "--set", "batch_size=8")
+    ended = hermes(home, "rl", "sweep", "--env", "letters", "--find-lr", *words)
+    assert ended.returncode == 0, ended.stderr
+    table = ended.stdout.partition("RUN ")[2].splitlines()
+    assert [line.split()[3] for line in table[1:3]] == ["2", "2"], "steps of both runs"
+    rates = {line.partition("learning_rate=")[2].split()[0] for line in table[1:3]}
+    command = table[-1].partition("to use it: hermes ")[2].split()
+    assert rates == {"0.0001", "0.01"} and command[-1] in rates
+    assert hermes(home, *command).returncode == 0
+    (field,) = [
+        row for row in answer(home, "rl", "config")["fields"] if row["name"].endswith("learning_rate")
+    ]
+    assert field["value"] == float(command[-1])
 
 
 def test_a_sweep_with_a_value_that_is_not_allowed_starts_nothing(home_with: MakeHome) -> None:

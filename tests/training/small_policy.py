@@ -171,6 +171,8 @@ class SmallRun:
         self._chance = np.random.default_rng(seed)
         self.paths: list[str] = []
         """Of the weights after each step."""
+        self.faults = 0
+        """How often something was made wrong so far; whatever sabotages the run adds to it."""
         self.session.publish(0)
         self.paths.append(self.session.sampler)
         self.step = 0

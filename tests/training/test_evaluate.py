@@ -19,6 +19,7 @@ from hermes.training.checkpoints import (
     update_score,
 )
 from hermes.training.monitor.eval_command import command_evaluation
+from hermes.training.monitor.eval_environment import environments_evaluation
 from hermes.training.monitor.eval_watcher import EvalWatcher
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
@@ -100,6 +101,44 @@ def test_a_command_that_fails_is_counted_and_said_and_the_run_goes_on(command: s
     said: list[str] = []
     assert command_evaluation(command, "r1", said.append)(7, "s") == {"failed": 1.0}
     assert said == [f"step 7: the evaluation failed: {why}"]
+
+
+ENVIRONMENT_FILE = """
+from hermes.envs.agent.env import HermesAgentBaseEnv
+
+
+class SomeEnv(HermesAgentBaseEnv):
+    name = "some"
+
+    async def setup(self): ...
+
+    async def get_next_item(self):
+        return {}
+
+    def format_prompt(self, item):
+        return "Say something."
+
+    async def compute_reward(self, item, result, ctx):
+        return 0.0
+"""
+OWN_EVALUATION = """
+    async def evaluate(self):
+        await self.evaluate_log(metrics={"eval/score": 0.5})
+"""
+
+
+def test_an_environment_without_held_out_tasks_is_not_evaluated_and_others_are(tmp_path: Path) -> None:
+    lines: list[str] = []
+    config = tmp_path / "config.yaml"
+    config.write_text("openai:\n- base_url: http://127.0.0.1:9/v1\n  health_check: false\n")
+    empty, measured = tmp_path / "empty.py", tmp_path / "measured.py"
+    empty.write_text(ENVIRONMENT_FILE)
+    measured.write_text(ENVIRONMENT_FILE + OWN_EVALUATION)
+    alone = environments_evaluation([(empty, config)], tmp_path / "alone", lines.append)
+    assert alone(1, "s") == alone(2, "s") == {}, lines
+    assert lines == ["some has no tasks to evaluate: the run goes on without an evaluation"]
+    both = environments_evaluation([(empty, config), (measured, config)], tmp_path / "both", lines.append)
+    assert both(1, "s") == {"score": 0.5, "measured/score": 0.5}, lines
 
 
 def test_a_command_evaluates_what_the_trainer_has_published(

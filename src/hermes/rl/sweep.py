@@ -203,6 +203,11 @@ def _without_seed(edits: Edits) -> Edits:
     return {name: value for name, value in edits.items() if name.rpartition(".")[2] != "seed"}
 
 
+def differing(points: Sequence[Edits]) -> set[str]:
+    """The fields whose value is not the same in all points."""
+    return {name for point in points for name in point if any(other[name] != point[name] for other in points)}
+
+
 def edits_text(edits: Edits) -> str:
     return " ".join(f"{name.rpartition('.')[2]}={value}" for name, value in edits.items()) or "as configured"
 

@@ -278,6 +278,8 @@ class RlLoop:
         if self._services.evaluate is None:
             return
         metrics = self._evaluation(0)
+        if not metrics:
+            return
         self._session.log(0, metrics)
         score = eval_score(metrics)
         if score is not None:

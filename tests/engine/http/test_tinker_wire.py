@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from tinker.proto import tinker_public_pb2 as pb
 
 from tests.cli.process import hermes
-from tests.engine.http.engine_process import Server
+from tests.engine.http.engine_process import KEY, Server
 from tests.engine.http.tinker_wire import API, Raw, filled
 
 
@@ -115,6 +117,16 @@ def test_a_large_result_is_announced_with_its_size_once(raw: Raw) -> None:
 def test_a_compressed_body_is_understood(raw: Raw, twin: Raw) -> None:
     compressed = raw.trained(raw.forward_backward(1, Content_Encoding="zstd"))
     assert compressed.metrics == twin.trained(twin.forward_backward(1)).metrics
+
+
+def test_the_connection_that_the_sdk_reads_its_flags_over_is_closed(shared: Server) -> None:
+    connection = http.client.HTTPConnection(urlsplit(shared.url).netloc)
+    headers = {"X-API-Key": KEY, "Content-Type": "application/json"}
+    for path, closes in (("client/dynamic_config", False), ("client/config", True)):
+        connection.request("POST", f"{API}/{path}", b'{"sdk_version": "99.1"}', headers)
+        response = connection.getresponse()
+        response.read()
+        assert (response.status, response.will_close) == (200, closes)
 
 
 def test_flags_keep_the_sdk_on_its_defaults_and_telemetry_is_taken(shared: Server) -> None:

@@ -108,7 +108,12 @@ def _values(edit: str) -> tuple[str, list[Any]]:
 
 
 def _text(report: JSONObject, find_lr: bool) -> str:
-    from hermes.rl.sweep import edits_text
+    from hermes.rl.sweep import differing, edits_text
+
+    names = differing([row["edits"] for row in report["runs"]])
+
+    def fields(row: JSONObject) -> str:
+        return edits_text({name: value for name, value in row["edits"].items() if name in names})
 
     lines = ["", f"{'RUN':10}{'SCORE':>8}{'GAIN':>8}{'STEPS':>7}  FIELDS"]
     for row in sorted(report["runs"], key=lambda row: -(row["score"] if row["score"] is not None else -1e9)):
@@ -116,10 +121,10 @@ def _text(report: JSONObject, find_lr: bool) -> str:
         notes = f"  ({row['status']})" if row["status"] != "completed" else ""
         causes = f"  doctor: {', '.join(row['causes'])}" if row["causes"] else ""
         figures = f"{score:>8}{gain:>8}{row['steps']:>7}"
-        lines.append(f"{row['run_id']:10}{figures}  {edits_text(row['edits'])}{notes}{causes}")
+        lines.append(f"{row['run_id']:10}{figures}  {fields(row)}{notes}{causes}")
     best = report["best"]
     if best is not None:
-        lines.append(f"best: run {best['run_id']}, {edits_text(best['edits'])}")
+        lines.append(f"best: run {best['run_id']}, {fields(best)}")
         if find_lr:
             rate = next(value for name, value in best["edits"].items() if name.endswith("learning_rate"))
             lines.append(f"to use it: hermes rl config learning_rate {rate}")

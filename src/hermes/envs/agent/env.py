@@ -45,7 +45,7 @@ from hermes.envs.rewards.result import GraderError
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.envs.servers.manager import ServerManager
 from hermes.envs.types import Item, ScoredDataGroup
-from hermes.errors import ConfigError
+from hermes.errors import ConfigError, NothingToEvaluateError
 from hermes.tools import distributions
 from hermes.tools.registry import unusable_toolsets
 
@@ -74,6 +74,8 @@ class HermesAgentBaseEnv(BaseEnv):
     """Offered if the configuration names none."""
     reward_range: ClassVar[Range] = (0.0, 1.0)
     """What compute_reward may return; anything else is a failure of the grader."""
+    no_eval_items_hint: ClassVar[str] = "Override eval_items, or evaluate."
+    """What to do if there is no task to evaluate."""
 
     def __init__(
         self,
@@ -211,9 +213,8 @@ class HermesAgentBaseEnv(BaseEnv):
         """Runs `eval_items` with the whole agent loop and reports success with its uncertainty."""
         items = list(await self.eval_items())
         if not items:
-            raise ConfigError(
-                f"{self.display_name} has no tasks to evaluate.",
-                "Override eval_items, or evaluate.",
+            raise NothingToEvaluateError(
+                f"{self.display_name} has no tasks to evaluate.", self.no_eval_items_hint
             )
         temperature, started_s = agent_evaluate.TEMPERATURE, time.time()
         evaluation = await agent_evaluate.evaluate(

@@ -56,6 +56,10 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
     config: RewardFunctionConfig
     default_toolsets: ClassVar[Sequence[str]] = ()
     reward_range: ClassVar[Range] = (-math.inf, math.inf)
+    no_eval_items_hint: ClassVar[str] = (
+        f"Tasks are held out of {_MIN_ROWS_TO_SPLIT} or more, a share of eval_share by their ids: "
+        "name more tasks, or a larger --env.eval_share."
+    )
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, Any]:

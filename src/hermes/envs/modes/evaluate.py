@@ -27,6 +27,7 @@ from typing import Any, Generic, TypeVar, cast
 from hermes.envs.failures import MAX_TRIES, EnvironmentRunError, GroupFailure, classify
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.phase import phase
+from hermes.errors import NothingToEvaluateError
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,19 @@ class EvalRunner(Generic[E]):
         self._env = env
         self._reported: set[str] = set()
         """Training metrics whose change by an evaluation was logged."""
+        self._has_items = True
 
     async def run(self) -> None:
-        """Calls `evaluate`. If it fails, the error is logged and training continues."""
+        """Calls `evaluate`. If it fails, the error is logged and training continues. An environment that
+        has no tasks to evaluate is not evaluated again."""
+        if not self._has_items:
+            return
         with self.open_view() as view:
             try:
                 await view.evaluate()
+            except NothingToEvaluateError as error:
+                self._has_items = False
+                logger.warning("%s Training continues without evaluations. %s", error.message, error.hint)
             except Exception as error:  # an author's code may raise anything
                 logger.exception("the evaluation failed (%s)", classify(error).reason)
 

@@ -2,15 +2,18 @@
 
 A process is identified by its pid and its start time, so that a recycled pid is not mistaken for it. A
 process that has exited and was not yet reaped by its parent counts as exited. Every process leads a process
-group of its own, and stopping it kills whatever it started.
+group of its own, and stopping it kills whatever it started. A process that has to be recorded runs its
+command only once it is: whoever takes over from a killed supervisor finds every process that runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +29,8 @@ from hermes.core import JSON, JSONObject
 
 HERMES = (sys.executable, "-P", "-m", "hermes")
 """-P: nothing in the directory it starts in can take the place of a module."""
+_GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
+"""Runs the command after it in the same process once a line arrives; exits if the writer dies before."""
 _PROBE_S = 2.0
 _POLL_S = 0.05
 TAIL_BYTES = 16_384
@@ -101,20 +106,33 @@ class ProcessHandle:
         self._child = child
 
     @classmethod
-    def launch(cls, spec: ProcessSpec, cwd: Path) -> ProcessHandle:
-        """Starts it in a session of its own and appends its output to its log."""
+    def launch(
+        cls, spec: ProcessSpec, cwd: Path, record: Callable[[ProcessHandle], None] | None = None
+    ) -> ProcessHandle:
+        """Starts it in a session of its own and appends its output to its log.
+
+        `record` writes down that it runs. If this process is killed before that, the command never runs.
+        """
+        if shutil.which(spec.command[0]) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), spec.command[0])
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         with spec.log.open("ab") as log:
             child = subprocess.Popen(
-                spec.command,
+                (*_GATE, *spec.command),
                 env={**without_stored(os.environ), **spec.environ},
                 cwd=cwd,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return cls(ProcessId.of(child.pid), child)
+        handle = cls(ProcessId.of(child.pid), child)
+        if record is not None:
+            record(handle)
+        assert child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin as gate:
+            gate.write(b"\n")
+        return handle
 
     def poll(self) -> Exited | None:
         """None while it runs."""

@@ -113,7 +113,9 @@ class RunSupervisor:
         self._write_failed = False
 
     def supervise(self) -> RunState:
-        """Returns the final state once the run has ended."""
+        """Returns the final state once the run has ended; of a run that has, nothing is changed."""
+        if self._status.state.ended:
+            return self._status.state
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         recorded = self._status.processes
@@ -193,18 +195,20 @@ class RunSupervisor:
             state.started_s = time.monotonic()
 
     def _start(self, spec: ProcessSpec) -> None:
-        state, starts = self._states[spec.name], self._status_of(spec).starts
+        state = self._states[spec.name]
         state.log_bytes = spec.log.stat().st_size if spec.log.exists() else 0
         try:
-            handle = state.handle = ProcessHandle.launch(spec, self._cwd)
+            ProcessHandle.launch(spec, self._cwd, lambda handle: self._record_start(spec, handle))
         except OSError as error:
             if (full := DiskRoom.if_full(self._run.folder, str(error))) is not None:
                 self._wait_for_room(spec, full)
                 return
             self._shut_down(RunState.FAILED, f"{spec.name} cannot be started: {error}")
-            return
-        state.started_s, state.affected_by_restart = time.monotonic(), False
-        self._set_status(spec, ProcessStatus(handle.id, starts=starts + 1))
+
+    def _record_start(self, spec: ProcessSpec, handle: ProcessHandle) -> None:
+        state = self._states[spec.name]
+        state.handle, state.started_s, state.affected_by_restart = handle, time.monotonic(), False
+        self._set_status(spec, ProcessStatus(handle.id, starts=self._status_of(spec).starts + 1))
         self._add_event(f"{spec.name} started, pid {handle.id.pid}")
         self._write()
 

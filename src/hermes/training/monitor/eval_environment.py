@@ -3,7 +3,8 @@
 The trainer waits for it, so all of it is measured with the weights of one step. Environments go on sampling
 for the next batches meanwhile. Each evaluation has its own folder, `step-N`, with its metrics and samples;
 nothing is overwritten. `metrics.json` in the folder above is a copy of the newest. An evaluation that fails
-is logged and counted as `eval/failed`, and the run continues.
+is logged and counted as `eval/failed`, and the run continues. An environment without held-out tasks, or whose
+method reports nothing, is not evaluated again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.disk.files import atomic_write, ensure_dir, read_text
-from hermes.errors import HermesError
+from hermes.errors import HermesError, NothingToEvaluateError
 
 METRICS = "metrics.json"
 LIMIT_S = 3600.0
@@ -30,7 +31,7 @@ def environments_evaluation(
 ) -> Callable[[int, str], dict[str, float]]:
     """`environments`: file and configuration of each. The metrics of several have the environment's name
     (success_rate of a.py is a/success_rate); without a name it is their mean, each environment counting the
-    same, of a metric that all have."""
+    same, of a metric that all have that report any."""
     if len(environments) == 1:
         return environment_evaluation(*environments[0], folder, progress)
     evaluations = {
@@ -40,6 +41,9 @@ def environments_evaluation(
 
     def evaluate(step: int, sampler: str) -> dict[str, float]:
         by_name = {name: evaluation(step, sampler) for name, evaluation in evaluations.items()}
+        by_name = {name: metrics for name, metrics in by_name.items() if metrics}
+        if not by_name:
+            return {}
         common = set.intersection(*(set(metrics) for metrics in by_name.values()))
         means = {
             metric: statistics.fmean(metrics[metric] for metrics in by_name.values())
@@ -75,6 +79,10 @@ def environment_evaluation(
                 return {}
             metrics = eval_metrics(text)
             atomic_write(ensure_dir(folder) / METRICS, text)
+        except NothingToEvaluateError as error:
+            silent = True
+            progress(f"{error.message.rstrip('.')}: the run goes on without an evaluation")
+            return {}
         except (HermesError, ValueError, KeyError, TypeError) as error:
             problem = error.message if isinstance(error, HermesError) else repr(error)
             progress(f"step {step}: the evaluation failed: {problem}; its log is {target / 'log.txt'}")
@@ -95,7 +103,7 @@ def eval_metrics(text: str) -> dict[str, float]:
 
 
 def _run_process(environment: Path, config: Path, target: Path) -> None:
-    """HermesError with the last line of its output if it fails."""
+    """HermesError with the last error in its output if it fails."""
     log_path = ensure_dir(target) / "log.txt"
     command = [sys.executable, "-m", "hermes", "env", "evaluate", str(environment), "--config", str(config)]
     command += ["--env.data_dir_to_save_evals", str(target), "--env.use_wandb", "false"]
@@ -114,4 +122,7 @@ def _run_process(environment: Path, config: Path, target: Path) -> None:
     if process.returncode:
         lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error:")]
-        raise HermesError((errors or lines or [f"exit code {process.returncode}"])[-1])
+        problem = (errors or lines or [f"exit code {process.returncode}"])[-1]
+        if process.returncode == NothingToEvaluateError.exit_code:
+            raise NothingToEvaluateError(problem.removeprefix("error: "))
+        raise HermesError(problem)

@@ -42,10 +42,16 @@ class ServiceRoutes:
         self._state = state
 
     async def client_config(self, request: Request) -> Response:
-        """No flags: the defaults of the SDK apply."""
+        """No flags: the defaults of the SDK apply.
+
+        The SDK requests this over a connection that it neither uses again nor closes, one for each of its
+        clients: it is closed here, otherwise both sides would hold it for the time of an idle one.
+        """
         body = await read_json(request, schema.ConfigRequest)
         _logger.info("client with tinker SDK %s", body.sdk_version or "(unknown)")
-        return as_json({})
+        response = as_json({})
+        response.headers["Connection"] = "close"
+        return response
 
     async def dynamic_config(self, request: Request) -> Response:
         return as_json(_DYNAMIC_CONFIG)
