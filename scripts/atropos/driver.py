@@ -8,8 +8,9 @@ TOKENIZER and the flags of the environment. It prints the process and, when that
 Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
 comparison. Three things are replaced, so that two runs can be equal and need no network:
 
-- unseeded randomness (`random`, `random.Random()`, `os.urandom`, numpy's generators) starts from the name of
-  the calling file and a counter, so that what one file draws does not change the draws of another;
+- unseeded randomness starts from the calling function (`random`) or from the calling file and a counter
+  (`random.Random()`, `os.urandom`, numpy's generators), so that draws elsewhere, or a default of the settings
+  that one side builds more often, do not change it;
 - `datasets.load_dataset` gives the rows of DATA.json;
 - `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
 """
@@ -138,10 +139,11 @@ def _fix_randomness() -> None:
 
     def drawing(name: str) -> Any:
         def draw(*arguments: Any, **options: Any) -> Any:
-            file = Path(sys._getframe(1).f_code.co_filename).name
-            if file not in streams:
-                streams[file] = random.Random(file)
-            return getattr(streams[file], name)(*arguments, **options)
+            code = sys._getframe(1).f_code
+            caller = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+            if caller not in streams:
+                streams[caller] = random.Random(caller)
+            return getattr(streams[caller], name)(*arguments, **options)
 
         return draw
 

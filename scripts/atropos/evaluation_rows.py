@@ -113,8 +113,10 @@ def _lettered_choice(index: int) -> Row:
 
 
 def _yes_or_no(index: int) -> Row:
-    passage = "Six times seven is 42."
-    return {"passage": passage, "question": f"is six times seven 42 in version {index}", "answer": "Yes"}
+    """Both answers occur: the file divides by the number of each."""
+    number, answer = (42, "Yes") if index % 2 else (41, "No")
+    question = f"is six times seven {number} in version {index}"
+    return {"passage": "Six times seven is 42.", "question": question, "answer": answer}
 
 
 def _passage(index: int) -> Row:

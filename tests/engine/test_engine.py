@@ -240,6 +240,16 @@ def test_what_is_dropped_is_freed(start: Callable[..., Engine]) -> None:
     assert stats.kv_tokens_used == 64, "the base model's own sequence"
 
 
+def test_the_engine_goes_on_after_the_only_adapter_with_work_was_dropped(engine: Engine) -> None:
+    adapter_id = engine.create_adapter(LoraConfig(rank=4)).result()
+    large = [datum(prompt(400, n)) for n in range(40)]
+    futures = [engine.forward_backward(adapter_id, large, CROSS_ENTROPY) for _ in range(3)]
+    engine.drop_adapter(adapter_id)
+    with pytest.raises(EngineUserError, match="was dropped"):
+        futures[-1].result()
+    assert engine.sample(None, SampleRequest(PROBE, SamplingParams(max_tokens=2, stop=()))).result()
+
+
 def test_a_request_under_way_survives_the_drop_of_its_policy(engine: Engine, adapter: str) -> None:
     policy_id = engine.snapshot(adapter).result()
     future = engine.sample(policy_id, SampleRequest(PROBE, SamplingParams(max_tokens=60, stop=())))

@@ -1,4 +1,4 @@
-"""arXiv's API on the loopback interface: recorded answers to requests for papers by their ids."""
+"""arXiv's API on the loopback interface: papers by their ids, in the form of its answers in 2026."""
 
 from __future__ import annotations
 
@@ -8,42 +8,56 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-_FEED = """<?xml version="1.0" encoding="UTF-8"?>
-<feed xmlns="http://www.w3.org/2005/Atom" xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/"
-      xmlns:arxiv="http://arxiv.org/schemas/atom">
+_FEED = """<?xml version='1.0' encoding='UTF-8'?>
+<feed xmlns:opensearch="http://a9.com/-/spec/opensearch/1.1/" xmlns:arxiv="http://arxiv.org/schemas/atom" \
+xmlns="http://www.w3.org/2005/Atom">
+  <id>https://arxiv.org/api/Zm9yIGEgdGVzdA</id>
+  <title>arXiv Query: search_query=&amp;id_list={ids}</title>
+  <updated>2026-09-30T08:00:00Z</updated>
+  <opensearch:itemsPerPage>{count}</opensearch:itemsPerPage>
   <opensearch:totalResults>{count}</opensearch:totalResults>
   <opensearch:startIndex>0</opensearch:startIndex>
-  <opensearch:itemsPerPage>{count}</opensearch:itemsPerPage>
-  {entries}
-</feed>
+{entries}</feed>
 """
-_RECORDED = {
-    "2106.09685": """<entry>
-    <id>http://arxiv.org/abs/2106.09685v2</id>
-    <title>LoRA: Low-Rank Adaptation of Large Language Models</title>
-    <summary>We freeze the weights.</summary>
-    <published>2021-06-17T17:37:18Z</published>
-    <updated>2021-10-16T18:40:34Z</updated>
-    <author><name>Edward J. Hu</name></author>
-    <author><name>Yelong Shen</name></author>
+_ENTRY = """  <entry>
+    <id>http://arxiv.org/abs/{id}</id>
+    <title>{title}</title>
+    <updated>{updated}</updated>
+    <link href="https://arxiv.org/abs/{id}" rel="alternate" type="text/html"/>
+    <link href="https://arxiv.org/pdf/{id}" rel="related" type="application/pdf" title="pdf"/>
+    <summary>{summary}</summary>
+    <category term="cs.CL" scheme="http://arxiv.org/schemas/atom"/>
+    <published>{published}</published>
     <arxiv:primary_category term="cs.CL"/>
-    <category term="cs.CL"/>
-    <link href="http://arxiv.org/abs/2106.09685v2" rel="alternate" type="text/html"/>
-  </entry>""",
-    "2402.03300": """<entry>
-    <id>http://arxiv.org/abs/2402.03300v3</id>
-    <title>DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models</title>
-    <summary>We introduce Group Relative Policy Optimization.</summary>
-    <published>2024-02-05T18:55:32Z</published>
-    <updated>2024-04-27T15:25:53Z</updated>
-    <author><name>Zhihong Shao</name></author>
-    <author><name>Peiyi Wang</name></author>
-    <arxiv:primary_category term="cs.CL"/>
-    <category term="cs.CL"/>
-    <link href="http://arxiv.org/abs/2402.03300v3" rel="alternate" type="text/html"/>
-  </entry>""",
+    <author>
+      <name>{first}</name>
+    </author>
+    <author>
+      <name>{second}</name>
+    </author>
+  </entry>
+"""
+_PAPERS = {
+    "2106.09685": {
+        "id": "2106.09685v2",
+        "title": "LoRA: Low-Rank Adaptation of Large Language Models",
+        "summary": "We freeze the weights.",
+        "published": "2021-06-17T17:37:18Z",
+        "updated": "2021-10-16T18:40:34Z",
+        "first": "Edward J. Hu",
+        "second": "Yelong Shen",
+    },
+    "2402.03300": {
+        "id": "2402.03300v3",
+        "title": "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+        "summary": "We introduce Group Relative Policy Optimization.",
+        "published": "2024-02-05T18:55:32Z",
+        "updated": "2024-04-27T15:25:53Z",
+        "first": "Zhihong Shao",
+        "second": "Peiyi Wang",
+    },
 }
-"""Id → the entry of the feed, with the authors and the abstract cut short."""
+"""Id → fields of the entry, with the authors and the abstract cut short."""
 
 
 @contextmanager
@@ -55,11 +69,12 @@ def serve_arxiv() -> Iterator[tuple[str, list[str]]]:
         def do_GET(self) -> None:
             ids = parse_qs(urlsplit(self.path).query)["id_list"][0].split(",")
             requested.extend(ids)
-            entries = [_RECORDED[identifier] for identifier in ids if identifier in _RECORDED]
+            entries = [_ENTRY.format(**_PAPERS[identifier]) for identifier in ids if identifier in _PAPERS]
             self.send_response(200)
             self.send_header("content-type", "application/atom+xml")
             self.end_headers()
-            self.wfile.write(_FEED.format(count=len(entries), entries="".join(entries)).encode())
+            feed = _FEED.format(ids=",".join(ids), count=len(entries), entries="".join(entries))
+            self.wfile.write(feed.encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -1,7 +1,8 @@
 """The compute thread, which owns the model: training and sampling share it by the time they have used.
 
 Other threads post functions to it and get futures back. An error in a call or a request fails only that one's
-future. The thread ends only when it is closed, and every future is resolved then.
+future. The thread ends only when it is closed, and every future is resolved then. A slice of training pauses
+between layers, so that requests for samples do not wait for the whole pass of a long sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 Kind = Literal["sampling", "training"]
 
+_PAUSE_S = 0.25
+"""Training goes on for at least so long before it pauses."""
+
 
 class Compute:
     def __init__(self, sampler: SamplingScheduler, begin: Callable[[], None]) -> None:
@@ -34,6 +38,8 @@ class Compute:
         self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hermes-engine", daemon=True)
+        self._resumed_s = 0.0
+        """When the running slice of training began, or went on after a pause."""
         self.spent_s: dict[Kind, float] = {"sampling": 0.0, "training": 0.0}
 
     def start(self) -> None:
@@ -67,10 +73,11 @@ class Compute:
         freed = FreedMemory()
         while not self._closed:
             freed.check()
-            ready = self._ready()
-            if not ready:
+            idle = not self._ready()
+            if idle:
                 freed.trim_if_grown()  # nothing runs that would use it again
-            self._read_inbox(wait=not ready)
+            self._read_inbox(wait=idle)
+            ready = self._ready()  # what was read may have ended the only work there was
             if ready and not self._closed:
                 self._run_slice(self._share.pick(ready))
         self._end_everything()
@@ -92,18 +99,44 @@ class Compute:
         except queue.Empty:
             pass
 
+    def pause_training(self) -> None:
+        """Samples until it is training's turn again; called by a slice of training.
+
+        EngineClosedError, or the error of a call that was ended meanwhile: the slice has to end.
+        """
+        now_s = time.perf_counter()
+        if now_s - self._resumed_s < _PAUSE_S:
+            return
+        self._charge("training", now_s - self._resumed_s)
+        self._read_inbox(wait=False)
+        turns: tuple[Kind, ...] = ("sampling", "training")
+        while self._sampler.busy and not self._closed and self._share.pick(turns) == "sampling":
+            self._step_sampler()
+            self._read_inbox(wait=False)
+        self._resumed_s = time.perf_counter()
+        if self._closed:
+            raise closed_error()
+        self.queues.paused(self._resumed_s - now_s)
+
     def _run_slice(self, kind: Kind) -> None:
-        began = time.perf_counter()
-        if kind == "training":
-            self.queues.run_slice()
-        else:
-            try:
-                self._sampler.step()
-            except Exception as error:  # noqa: BLE001 - it becomes the result of everything that was running
-                self._sampler.end_all(reported_error(error, "the running batch"))
-        used = time.perf_counter() - began
-        self._share.charge(kind, used)
-        self.spent_s[kind] += used
+        if kind == "sampling":
+            self._step_sampler()
+            return
+        self._resumed_s = time.perf_counter()
+        self.queues.run_slice()
+        self._charge("training", time.perf_counter() - self._resumed_s)
+
+    def _step_sampler(self) -> None:
+        began_s = time.perf_counter()
+        try:
+            self._sampler.step()
+        except Exception as error:  # noqa: BLE001 - it becomes the result of everything that was running
+            self._sampler.end_all(reported_error(error, "the running batch"))
+        self._charge("sampling", time.perf_counter() - began_s)
+
+    def _charge(self, kind: Kind, seconds: float) -> None:
+        self._share.charge(kind, seconds)
+        self.spent_s[kind] += seconds
 
     def _end_everything(self) -> None:
         self._read_inbox(wait=False)

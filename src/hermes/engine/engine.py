@@ -284,6 +284,7 @@ class Engine:
             forward_only=forward_only,
             budget_tokens=self._parts.train_tokens,
             merged=self._parts.merged,
+            pause=self._compute.pause_training,
         )
         self._trained_tokens += sum(len(datum.tokens) for datum in data)
         return output

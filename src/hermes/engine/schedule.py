@@ -59,6 +59,8 @@ class ScheduledCall(Generic[T]):
     future: Future[T] = field(default_factory=Future)
     task: Task[T] | None = None
     """None until it has started."""
+    ending: BaseException | None = None
+    """Why it is to end, where it was running when it was ended."""
 
     def run_slice(self) -> tuple[bool, Future[Any] | None]:
         """Runs to the next yield; returns whether the call is done, and the future it waits for."""
@@ -67,7 +69,11 @@ class ScheduledCall(Generic[T]):
         try:
             if self.task is None:
                 self.task = self.start()
-            return False, next(self.task)
+            waits_for = next(self.task)
+            if self.ending is None:
+                return False, waits_for
+            self.task.close()
+            self.future.set_exception(self.ending)
         except StopIteration as end:
             self.future.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - it becomes the call's result
@@ -75,7 +81,10 @@ class ScheduledCall(Generic[T]):
         return True, None
 
     def end(self, error: BaseException) -> None:
-        """Stops an unfinished call and fails its future."""
+        """Stops an unfinished call and fails its future; one that is running ends at its next pause."""
+        if self.task is not None and self.task.gi_running:
+            self.ending = error
+            return
         if self.task is not None:
             self.task.close()
         elif not self.future.set_running_or_notify_cancel():
@@ -98,6 +107,9 @@ class AdapterQueues:
         """Queues whose first call waits for a future."""
         self._share: FairShare[str] = FairShare()
         self._wake = wake
+        self._running: ScheduledCall[Any] | None = None
+        self._paused_s = 0.0
+        """For how long the running slice was paused."""
 
     @property
     def runnable(self) -> list[str]:
@@ -127,16 +139,25 @@ class AdapterQueues:
         """Runs one slice of the queue that has used the least time."""
         key = self._share.pick(self.runnable)
         calls = self._queues[key]
-        began = time.perf_counter()
-        done, waits_for = calls[0].run_slice()
-        self._share.charge(key, time.perf_counter() - began)
+        began, self._paused_s, self._running = time.perf_counter(), 0.0, calls[0]
+        try:
+            done, waits_for = calls[0].run_slice()
+        finally:
+            self._running = None
+        self._share.charge(key, time.perf_counter() - began - self._paused_s)
         if done:
             calls.popleft()
             if not calls:
-                del self._queues[key]
+                self._queues.pop(key, None)  # the call may have ended because its queue was dropped
         elif waits_for is not None:
             self._blocked.add(key)
             waits_for.add_done_callback(lambda _: self._wake(lambda: self._blocked.discard(key)))
+
+    def paused(self, seconds: float) -> None:
+        """The running call was paused for so long. Raises the reason if it was ended meanwhile."""
+        self._paused_s += seconds
+        if self._running is not None and self._running.ending is not None:
+            raise self._running.ending
 
 
 def failed_future(error: BaseException) -> Future[T]:

@@ -30,6 +30,9 @@ the logits cost the most: B is appended to the merged matrix, and one product gi
 Derivative = Callable[[Tensor, slice], Tensor]
 """(logprobs of a chunk, its rows) to d loss / d logprobs, of the same shape."""
 
+Pause = Callable[[], None]
+"""Called before each chunk, for other work."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LogprobGradients:
@@ -43,13 +46,18 @@ class LogprobGradients:
 
 @torch.no_grad()
 def token_logprobs(
-    hidden: Tensor, targets: Tensor, backbone: Backbone, lora: LoraWeights | None, temperature: float = 1.0
+    hidden: Tensor,
+    targets: Tensor,
+    backbone: Backbone,
+    lora: LoraWeights | None,
+    temperature: float = 1.0,
+    pause: Pause | None = None,
 ) -> Tensor:
     """fp32 logprobs of `targets` [T] or [T, K] given the hidden states [T, H]."""
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     target_columns = _columns(targets)
     lm_head = _LmHead.from_backbone(backbone, lora)
-    for rows in _chunks(hidden, backbone):
+    for rows in _chunks(hidden, backbone, pause):
         logits, _ = lm_head.logits(hidden[rows])
         if temperature != 1.0:
             logits = logits.float() / temperature
@@ -59,14 +67,19 @@ def token_logprobs(
 
 @torch.no_grad()
 def logprobs_backward(
-    hidden: Tensor, targets: Tensor, backbone: Backbone, lora: LoraWeights | None, derivative: Derivative
+    hidden: Tensor,
+    targets: Tensor,
+    backbone: Backbone,
+    lora: LoraWeights | None,
+    derivative: Derivative,
+    pause: Pause | None = None,
 ) -> LogprobGradients:
     """The same logprobs as `token_logprobs`, and the gradients of the loss with this derivative."""
     out = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
     grad = torch.empty_like(hidden)
     target_columns = _columns(targets)
     lm_head = _LmHead.from_backbone(backbone, lora)
-    for rows in _chunks(hidden, backbone):
+    for rows in _chunks(hidden, backbone, pause):
         states, columns = hidden[rows], target_columns[rows]
         logits, lora_down = lm_head.logits(states)
         chosen = logits.gather(1, columns).float()
@@ -207,7 +220,9 @@ def _columns(targets: Tensor) -> Tensor:
     return targets[:, None] if targets.dim() == 1 else targets
 
 
-def _chunks(hidden: Tensor, backbone: Backbone) -> Iterator[slice]:
+def _chunks(hidden: Tensor, backbone: Backbone, pause: Pause | None) -> Iterator[slice]:
     step = max(1, _CHUNK_LOGITS.get(hidden.device.type, 1 << 23) // backbone.spec.vocab)
     for start in range(0, hidden.shape[0], step):
+        if pause is not None:
+            pause()
         yield slice(start, min(start + step, hidden.shape[0]))

@@ -2,12 +2,13 @@
 
 The result of a call is a sum over its data, independent of the micro-batches. Gradients are added to the
 adapter only after the last micro-batch, so that a call that fails half-way has no effect. Between
-micro-batches the generator yields, so that other work can use the device.
+micro-batches the generator yields, so that other work can use the device. A micro-batch itself pauses between
+layers and between chunks of the loss, for work that needs neither the adapter nor much memory: sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +22,7 @@ from hermes.engine.model.lm_head import Derivative, add_rows, logprobs_backward,
 from hermes.engine.training.loss_inputs import LossInputs, gather_loss_inputs
 from hermes.engine.training.losses import ResolvedLoss, losses_and_derivative, ratio_metrics, resolve
 from hermes.engine.training.merged_adapter import MergedAdapter
-from hermes.engine.training.passes import run_pass
+from hermes.engine.training.passes import can_pause, run_pass
 from hermes.engine.training.validation import validate
 from hermes.engine.types import Datum, Floats, Loss, TrainOutput
 
@@ -37,16 +38,20 @@ def forward_backward(
     forward_only: bool = False,
     budget_tokens: int,
     merged: MergedAdapter | None = None,
+    pause: Callable[[], None] | None = None,
 ) -> Generator[None, None, TrainOutput]:
     """Adds the gradients of the loss to the adapter's; yields between micro-batches.
 
     Micro-batches have up to `budget_tokens` computed tokens. One that is larger, because a single sequence is
     longer, recomputes its layers in the backward pass instead of saving their activations. `merged` keeps
-    merged weights between calls.
+    merged weights between calls. `pause` is called within a micro-batch, often, where the backbone allows
+    it; what it raises ends the call.
     """
     validate(data, loss, backbone.spec)
     gradient = None if forward_only else torch.zeros_like(adapter.gradient)
-    return _ForwardBackward(backbone, adapter, data, resolve(loss), budget_tokens, gradient, merged).run()
+    resolved = resolve(loss)
+    pause = pause if can_pause(backbone) else None
+    return _ForwardBackward(backbone, adapter, data, resolved, budget_tokens, gradient, merged, pause).run()
 
 
 @dataclass(slots=True)
@@ -59,6 +64,7 @@ class _ForwardBackward:
     gradient: Tensor | None
     """The sum of this call; None if only logprobs are computed."""
     merged: MergedAdapter | None = None
+    pause: Callable[[], None] | None = None
     logprobs: list[tuple[LossInputs, Tensor]] = field(default_factory=list)
     """Of each micro-batch, on the device."""
     losses: list[Tensor] = field(default_factory=list)
@@ -85,7 +91,13 @@ class _ForwardBackward:
         self.computed_tokens += len(batch.tokens)
         over_budget = train and len(batch.tokens) > self.budget_tokens
         training_pass = run_pass(
-            self.backbone, self.adapter, batch, train=train, checkpoint=over_budget, merged=self.merged
+            self.backbone,
+            self.adapter,
+            batch,
+            train=train,
+            checkpoint=over_budget,
+            merged=self.merged,
+            pause=self.pause,
         )
         upstream = torch.zeros_like(training_pass.states) if train else None
         score_all = self.loss.kind.by_sequence or not train
@@ -102,12 +114,12 @@ class _ForwardBackward:
         logprobs = torch.empty(inputs.targets.shape, dtype=torch.float32, device=states.device)
         if len(inputs.scored):
             rows, targets = inputs.rows[inputs.scored], inputs.targets[inputs.scored]
-            scores = token_logprobs(states[rows], targets, self.backbone, lora)
+            scores = token_logprobs(states[rows], targets, self.backbone, lora, pause=self.pause)
             logprobs[inputs.score_targets] = scores[inputs.score_sources]
         if self.gradient is not None and upstream is not None and len(inputs.trained):
             rows, targets = inputs.rows[inputs.trained], inputs.targets[inputs.trained]
             derivative = self._derivative(inputs, logprobs)
-            result = logprobs_backward(states[rows], targets, self.backbone, lora, derivative)
+            result = logprobs_backward(states[rows], targets, self.backbone, lora, derivative, self.pause)
             logprobs[inputs.trained] = result.logprobs
             add_rows(upstream, rows, result.hidden)
             if result.a is not None and result.b is not None:

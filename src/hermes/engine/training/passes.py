@@ -6,6 +6,7 @@ works for every backbone. Both give the same gradients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hermes.engine.attention.base import Attend
 from hermes.engine.attention.packed import PackedAttention, packed_attend, packed_attention
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
@@ -52,11 +54,13 @@ def run_pass(
     train: bool,
     checkpoint: bool = False,
     merged: MergedAdapter | None = None,
+    pause: Callable[[], None] | None = None,
 ) -> TrainingPass:
     """Runs the forward pass. With `train`, `backward` may be called once.
 
     With `checkpoint`, `backward` recomputes the layers instead of using saved activations. `merged` keeps the
-    merged weights from one pass to the next; without it they are merged for this pass.
+    merged weights from one pass to the next; without it they are merged for this pass. `pause` is called
+    between layers, in both directions (`can_pause`).
     """
     device = backbone.device
     tokens, positions = to_device((batch.tokens, batch.positions), device)
@@ -69,8 +73,31 @@ def run_pass(
     with torch.set_grad_enabled(train):
         lora = adapter.weights(backbone.dtype)
         attend = packed_attend(batch, backbone.spec, device)
+        if pause is not None:
+            attend = _pausing(attend, pause)
         hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=checkpoint)
     return _AutogradPass(hidden, hidden.detach(), lora, adapter)
+
+
+def can_pause(backbone: Backbone) -> bool:
+    """Whether the backbone may compute something else within a pass: that of transformers keeps state.
+
+    A GPU needs no pauses: a micro-batch takes it a moment.
+    """
+    return isinstance(backbone, LlamaBackbone) and backbone.device.type not in MANUAL_BACKWARD_DEVICES
+
+
+def _pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
+    """Pauses before the attention of a layer: in the forward pass, when it is recomputed and going back."""
+
+    def pausing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pause()
+        out = attend(layer, q, k, v)
+        if out.requires_grad:
+            out.register_hook(lambda _: pause())
+        return out
+
+    return pausing
 
 
 def _attention(batch: Pack, backbone: LlamaBackbone) -> PackedAttention:

@@ -176,16 +176,23 @@ def download(url: str, timeout_s: float) -> str:
 
 
 def http_error(error: urllib.error.HTTPError) -> ArxivError:
+    refusal = refusal_in(error.read(1_000_000).decode("utf-8", "replace"))
     if error.code in RETRY_STATUS:
         after = error.headers.get("Retry-After", "")
-        return PassingError(f"arXiv answered {error.code}", float(after) if after.isdigit() else 0.0)
+        reason = f"arXiv answered {error.code}" + (f" ({refusal})" if refusal else "")
+        return PassingError(reason, float(after) if after.isdigit() else 0.0)
+    return refusal or ArxivError(f"arXiv refused the query: {error.code} {error.reason}")
+
+
+def refusal_in(text: str) -> ArxivError | None:
+    """arXiv's reason in the body of an error; None: it is a page for people, or empty."""
     try:
-        parse_feed(error.read(1_000_000).decode("utf-8", "replace"))
-    except PassingError:  # a page for people, without arXiv's reason in it
-        return ArxivError(f"arXiv refused the query: {error.code} {error.reason}")
+        parse_feed(text)
+    except PassingError:
+        return None
     except ArxivError as refusal:
         return refusal
-    return ArxivError(f"arXiv refused the query: {error.code} {error.reason}")
+    return None
 
 
 def parse_feed(text: str) -> Feed:
@@ -200,11 +207,18 @@ def parse_feed(text: str) -> Feed:
         raise ArxivError(f"the answer is not an Atom feed but '{root.tag}'; is the base URL right?")
     entries = root.findall(f"{ATOM}entry")
     for entry in entries:
-        if "/api/errors" in field(entry, f"{ATOM}id"):
+        if is_refusal(entry):
             raise ArxivError(f"arXiv refused the query: {field(entry, f'{ATOM}summary')}")
     total = field(root, f"{OPENSEARCH}totalResults")
     papers = [parse_entry(entry) for entry in entries if field(entry, f"{ATOM}title")]
     return Feed(int(total) if total.isdigit() else len(papers), papers)
+
+
+def is_refusal(entry: ElementTree.Element) -> bool:
+    """Whether the entry reports an error. Some have the address of a page of the manual as their id."""
+    authors = {field(author, f"{ATOM}name") for author in entry.findall(f"{ATOM}author")}
+    by_arxiv = field(entry, f"{ATOM}title") == "Error" and authors == {"arXiv api core"}
+    return by_arxiv or "/api/errors" in field(entry, f"{ATOM}id")
 
 
 def parse_entry(entry: ElementTree.Element) -> ArxivPaper:
