@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool, kv_bytes_per_token, slot_size
+from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
@@ -49,11 +50,7 @@ _CUDA_ACTIVATION_SHARE = 0.6
 _CUDA_KV_SHARE = 0.5
 _CPU_MEMORY_BYTES = 4 << 30
 """What a laptop with 8 GB can spare."""
-_CPU_RUNTIME_BYTES = 700 << 20
-"""Python, torch, and memory that the allocator cannot return."""
 _CPU_MIN_ROOM_BYTES = 7 << 28
-_CPU_WEIGHT_COPIES = 3
-"""Plain weights for training, prepacked ones for sampling, and prepacked ones with an adapter merged in."""
 _CPU_KV_SHARE, _CPU_ACTIVATION_SHARE = 0.35, 0.55
 """Shares of the memory beside weights and runtime. The rest is for adapters, optimizer states and
 policies."""
@@ -108,11 +105,6 @@ def build(options: EngineOptions) -> EngineParts:
         merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
         base_bytes=base_bytes,
     )
-
-
-def cpu_bytes_needed(base_bytes: int) -> int:
-    """What an engine on a CPU needs beside cache and activations."""
-    return _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
 
 
 def _batch_invariant(backbone: Backbone) -> Backbone:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.client import WorkerClient
 from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
-from hermes.engine.setup import cpu_bytes_needed
 from hermes.engine.types import EngineCapacityError
 from hermes.errors import HermesError, HostError
 

@@ -68,6 +68,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.teacher_model": "rollouts are sent there; a person names it",
         "tinker.engine_memory_gib": _LENGTH,
         "tinker.engine_kv_gib": _LENGTH,
+        "tinker.engine_replicas": "each replica has a copy of the base model in memory",
         "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
@@ -155,6 +156,9 @@ class TrainerFields(BaseModel):
     engine_exact: bool = Field(
         default=False,
         description="Sampler and trainer of the run's engine agree bit for bit; slower, GPU in bfloat16.",
+    )
+    engine_replicas: int = Field(
+        default=1, ge=1, le=64, description="Worker processes of the run's engine, each with the base model."
     )
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
