@@ -25,16 +25,17 @@ from tests.rl.world import ENVIRONMENTS, how_it_ended, start_run
 from tests.waiting import wait_until
 
 GIB = 1 << 30
+NEEDED = 37 * GIB // 10
 
 
 def test_replicas_that_do_not_fit_into_memory_are_counted() -> None:
-    assert missing_on_cpu(4, GIB, None, 20 * GIB) is None
-    assert missing_on_cpu(4, GIB, None, None) is None, "the memory is not known"
-    missing = missing_on_cpu(6, GIB, None, 20 * GIB)
+    assert missing_on_cpu(4, NEEDED, None, 20 * GIB) is None
+    assert missing_on_cpu(4, NEEDED, None, None) is None, "the memory is not known"
+    missing = missing_on_cpu(6, NEEDED, None, 20 * GIB)
     assert missing is not None
     assert missing.problem == "6 engine replicas do not fit: each needs 3.7 GiB, and 20.0 GiB are free"
     assert missing.fix.startswith("set engine_replicas to 5 or less")
-    limited = missing_on_cpu(2, GIB, 4 * GIB, 20 * GIB)
+    limited = missing_on_cpu(2, NEEDED, 4 * GIB, 20 * GIB)
     assert limited is not None and "4.0 GiB is engine_memory_gib" in limited.problem
 
 
@@ -55,9 +56,10 @@ def test_replicas_share_gpus_in_turn(replicas: int, free: Sequence[int], words: 
 
 def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
     fields = {"engine_dtype": "float32", "engine_kv_gib": 0.5, "engine_replicas": 3, "engine_exact": True}
+    fields |= {"engine_quantize": "nf4"}
     words = " ".join(EngineProcessOptions.from_fields(fields).flags())
-    assert words == "--dtype float32 --kv-gib 0.5 --replicas 3 --exact"
-    assert EngineProcessOptions.from_fields({"engine_replicas": 1}).flags() == ()
+    assert words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --exact"
+    assert EngineProcessOptions.from_fields({"engine_replicas": 1, "engine_quantize": "none"}).flags() == ()
 
 
 def resolved_run(home: Path, **edits: object) -> Resolved:

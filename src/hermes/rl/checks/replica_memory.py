@@ -20,7 +20,9 @@ from hermes.rl.service import service_of
 if TYPE_CHECKING:
     from hermes.config.load import Config
 
-_BYTES = {"float32": 4, "bfloat16": 2}
+_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+_QUANTIZED_BYTES = {"nf4": 0.5625, "int8": 1.0}
+"""Of a weight in a quantised layer, with its scale."""
 _GIB = float(2**30)
 _QUERY_S = 30.0
 
@@ -33,19 +35,20 @@ def missing_memory(config: Config, model: str, fields: Mapping[str, Any]) -> Mis
     parameters = parameters_of(model)
     if replicas == 1 or parameters is None or service_of(settings, config.environ) is not None:
         return None
-    base_bytes = int(parameters * _BYTES.get(fields.get("engine_dtype") or "auto", 2))
+    quantized_bytes = _QUANTIZED_BYTES.get(fields.get("engine_quantize") or "none")
+    base_bytes = int(parameters * (quantized_bytes or _BYTES.get(fields.get("engine_dtype") or "auto", 2.0)))
     if settings.device != "cpu" and has_gpu():
         return missing_on_gpus(replicas, base_bytes, gpu_free_bytes(config.environ))
     memory_gib: float | None = fields.get("engine_memory_gib")
     limit = None if memory_gib is None else int(memory_gib * _GIB)
-    return missing_on_cpu(replicas, base_bytes, limit, cpu_free_bytes())
+    needed = cpu_bytes_needed(base_bytes, quantized=quantized_bytes is not None)
+    return missing_on_cpu(replicas, needed, limit, cpu_free_bytes())
 
 
 def missing_on_cpu(
-    replicas: int, base_bytes: int, limit: int | None, free: int | None
+    replicas: int, needed: int, limit: int | None, free: int | None
 ) -> MissingRequirement | None:
-    """`limit`: engine_memory_gib in bytes, which the replicas divide."""
-    needed = cpu_bytes_needed(base_bytes)
+    """`needed`: bytes of one replica. `limit`: engine_memory_gib in bytes, which the replicas divide."""
     room = min((size for size in (limit, free) if size is not None), default=None)
     if room is None or replicas * needed <= room:
         return None

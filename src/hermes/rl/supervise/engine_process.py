@@ -24,6 +24,7 @@ class EngineProcessOptions:
     dtype: str | None = None
     memory_gib: float | None = None
     kv_gib: float | None = None
+    quantize: str | None = None
     replicas: int | None = None
     max_adapters: int | None = None
     exact: bool = False
@@ -35,6 +36,7 @@ class EngineProcessOptions:
             dtype=fields.get("engine_dtype"),
             memory_gib=fields.get("engine_memory_gib"),
             kv_gib=fields.get("engine_kv_gib"),
+            quantize=None if fields.get("engine_quantize") == "none" else fields.get("engine_quantize"),
             replicas=fields.get("engine_replicas"),
             exact=bool(fields.get("engine_exact")),
         )
@@ -44,6 +46,7 @@ class EngineProcessOptions:
             "--dtype": self.dtype,
             "--memory-gib": self.memory_gib,
             "--kv-gib": self.kv_gib,
+            "--quantize": self.quantize,
             "--replicas": None if self.replicas == 1 else self.replicas,
             "--max-adapters": self.max_adapters,
         }
