@@ -107,6 +107,20 @@ def copy() -> None:
     assert torch.equal(keys, want[0]) and torch.equal(values, want[1])
 
 
+def dequantize() -> None:
+    """Whole and partial blocks, and more than one program."""
+    from hermes.engine.kernels.dequantize import dequantize_nf4
+    from hermes.engine.model.quantized import Nf4Matrix, nf4_levels, quantize
+
+    for shape in ((8, 128), (3, 50), (1, 1), (33, 200)):
+        matrix = quantize(torch.randn(shape, generator=torch.Generator().manual_seed(0)), "nf4")
+        assert isinstance(matrix, Nf4Matrix)
+        levels = nf4_levels(torch.device("cpu"))
+        computed = dequantize_nf4(matrix.codes, matrix.scales, levels, shape, torch.float32)
+        assert torch.equal(computed, matrix.dequantize(torch.float32))
+
+
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    {"hidden": hidden, "draw": draw, "invariant": invariant, "copy": copy}[sys.argv[1]]()
+    checks = {"hidden": hidden, "draw": draw, "invariant": invariant, "copy": copy, "dequantize": dequantize}
+    checks[sys.argv[1]]()

@@ -134,3 +134,14 @@ def test_the_command_prints_text_and_json() -> None:
     refused = CliRunner().invoke(plan_command, ["--batch-size", "10", "--group-size", "4"])
     assert isinstance(refused.exception, UsageError)
     assert "not a number of groups" in refused.exception.message
+
+
+def test_quantised_layers_take_a_fraction_of_the_memory_and_fit_a_small_gpu() -> None:
+    small_gpu = Cluster(device_speed("rtx4090"))
+    plain, eight, four = (
+        plan_capacity(replace(QWEN3_8B, quantization=kind), RolloutWorkload(), small_gpu)
+        for kind in (None, "int8", "nf4")
+    )
+    assert not plain.memory.fits and eight.memory.fits and four.memory.fits
+    assert four.memory.weights < eight.memory.weights < plain.memory.weights / 3
+    assert four.step.step_s < plain.step.step_s, "more sequences fit at once"

@@ -40,6 +40,8 @@ ARGUMENTS: dict[str, tuple[set[str], list[str]]] = {
 OWN_LOCKED = (
     "engine_kv_gib",
     "engine_memory_gib",
+    "engine_quantize",
+    "engine_replicas",
     "env_replicas",
     "lora_alpha",
     "lora_targets",

@@ -27,6 +27,11 @@ _MODEL_OPTIONS = (
         type=click.Choice(["auto", "float32", "bfloat16"]),
         help="Number format of the base model; adapters and optimizer are float32.",
     ),
+    click.option(
+        "--quantize",
+        type=click.Choice(["nf4", "int8"]),
+        help="Store the base model's layers in 4 bits (QLoRA's NF4) or 8: less memory, slower.",
+    ),
 )
 _url_option = click.option(
     "--service",
@@ -114,6 +119,7 @@ def serve(
     port: int,
     device: str,
     dtype: str,
+    quantize: str | None,
     max_adapters: int,
     replicas: str,
     exact: bool,
@@ -149,6 +155,7 @@ def serve(
             model=folder,
             device=device,
             dtype=dtype,
+            quantize=quantize,
             max_adapters=max_adapters,
             max_length=max_length,
             kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
@@ -263,7 +270,7 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 @click.option("--baseline/--no-baseline", default=True, help="Measure transformers and PEFT as well.")
 @json_option
 @stored_variables
-def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) -> None:
+def bench(model: str, device: str, dtype: str, quantize: str | None, baseline: bool, as_json: bool) -> None:
     """Measure generation and training on this machine.
 
     Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
@@ -282,7 +289,7 @@ def bench(model: str, device: str, dtype: str, baseline: bool, as_json: bool) ->
     from hermes.engine.info import EngineOptions
 
     folder, _ = _find_model(model)
-    report = measure(EngineOptions(folder, device=device, dtype=dtype), baseline=baseline)
+    report = measure(EngineOptions(folder, device=device, dtype=dtype, quantize=quantize), baseline=baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 

@@ -37,6 +37,8 @@ class EngineOptions:
     """Which implementation of the base model."""
     device_share: float = 1.0
     """Of a GPU's free memory, for this engine: replicas on one GPU divide it."""
+    quantize: str | None = None
+    """nf4 or int8: the layers' matrices are stored in 4 or 8 bits; None: in the dtype."""
     exact: bool = False
     """Whether sampler and trainer give the same logprobs bit for bit, by batch-invariant kernels: slower, on
     a GPU in bfloat16 only."""

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool, kv_bytes_per_token, slot_size
+from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import has_bf16
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import load_backbone
+from hermes.engine.model.quantized import QuantizedLayers
 from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SamplerLimits
 from hermes.engine.sampling.runner import ModelRunner, TorchRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
-from hermes.engine.spec import ModelSpec
+from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
 from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
@@ -49,11 +51,7 @@ _CUDA_ACTIVATION_SHARE = 0.6
 _CUDA_KV_SHARE = 0.5
 _CPU_MEMORY_BYTES = 4 << 30
 """What a laptop with 8 GB can spare."""
-_CPU_RUNTIME_BYTES = 700 << 20
-"""Python, torch, and memory that the allocator cannot return."""
 _CPU_MIN_ROOM_BYTES = 7 << 28
-_CPU_WEIGHT_COPIES = 3
-"""Plain weights for training, prepacked ones for sampling, and prepacked ones with an adapter merged in."""
 _CPU_KV_SHARE, _CPU_ACTIVATION_SHARE = 0.35, 0.55
 """Shares of the memory beside weights and runtime. The rest is for adapters, optimizer states and
 policies."""
@@ -75,7 +73,9 @@ class EngineParts:
 def build(options: EngineOptions) -> EngineParts:
     """EngineUserError: the model or an option is invalid. EngineCapacityError: there is too little memory."""
     device = _device(options.device)
-    backbone = load_backbone(options.model, device, _dtype(options.dtype, device), options.kind)
+    quantization = _quantization(options)
+    dtype = _dtype(options.dtype, device)
+    backbone = load_backbone(options.model, device, dtype, options.kind, quantization)
     if options.exact:
         backbone = _batch_invariant(backbone)
     spec = backbone.spec
@@ -88,7 +88,7 @@ def build(options: EngineOptions) -> EngineParts:
             f"A max_length of {max_length} is more than the {spec.max_length} tokens of {spec.name}.",
             f"Use --max-length {spec.max_length} or less.",
         )
-    base_bytes = _parameter_count(spec) * backbone.dtype.itemsize
+    base_bytes = _base_bytes(backbone)
     room = _cpu_room(options, base_bytes) if device.type == "cpu" else None
     kv_tokens = _kv_tokens(options, backbone, max_batch * slot_size(max_length), room)
     if kv_tokens < max_length:
@@ -110,9 +110,29 @@ def build(options: EngineOptions) -> EngineParts:
     )
 
 
-def cpu_bytes_needed(base_bytes: int) -> int:
-    """What an engine on a CPU needs beside cache and activations."""
-    return _CPU_WEIGHT_COPIES * base_bytes + _CPU_RUNTIME_BYTES
+def _quantization(options: EngineOptions) -> Quantization | None:
+    if options.quantize is None:
+        return None
+    if options.exact:
+        raise EngineUserError(
+            "--exact and --quantize cannot be combined: exact sampling needs merged weights.",
+            "Leave one of them out.",
+        )
+    quantization = next((kind for kind in QUANTIZATIONS if kind == options.quantize), None)
+    if quantization is None:
+        raise EngineUserError(
+            f"'{options.quantize}' is not a quantization of the engine.", f"Use {' or '.join(QUANTIZATIONS)}."
+        )
+    return quantization
+
+
+def _base_bytes(backbone: Backbone) -> int:
+    """Memory of the base model's weights."""
+    spec = backbone.spec
+    if not isinstance(backbone, LlamaBackbone) or not isinstance(backbone.layers, QuantizedLayers):
+        return _parameter_count(spec) * backbone.dtype.itemsize
+    head = 0 if spec.tied else backbone.head_weight.nbytes
+    return backbone.layers.nbytes + backbone.embed.nbytes + head
 
 
 def _batch_invariant(backbone: Backbone) -> Backbone:
@@ -133,7 +153,7 @@ def _batch_invariant(backbone: Backbone) -> Backbone:
 
 def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
     """Memory beside weights and runtime, at most what is free. EngineCapacityError: the limit leaves none."""
-    needed = cpu_bytes_needed(base_bytes)
+    needed = cpu_bytes_needed(base_bytes, quantized=options.quantize is not None)
     limit = options.memory_bytes or max(_CPU_MEMORY_BYTES, needed + _CPU_MIN_ROOM_BYTES)
     room = min(limit - needed, free_bytes(torch.device("cpu")))
     if room <= 0:

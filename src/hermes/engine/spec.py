@@ -20,6 +20,9 @@ HEAD: Site = (-1, "lm_head")
 
 Part = Literal["attn", "mlp", "unembed"]
 
+Quantization = Literal["nf4", "int8"]
+QUANTIZATIONS: tuple[Quantization, ...] = ("nf4", "int8")
+
 DEFAULT_MAX_LENGTH = 2048
 """For configurations without a maximum length."""
 
@@ -61,6 +64,8 @@ class ModelSpec:
     linears: Mapping[Site, Linear]
     groups: Mapping[Site, tuple[Site, ...]]
     """Linears with the same input, which are applied as one, by the name of the group, in model order."""
+    quantization: Quantization | None = None
+    """How the layers' matrices are stored; None: in the model's dtype."""
 
 
 def read_spec(

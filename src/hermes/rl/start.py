@@ -180,6 +180,7 @@ def reserved_ports(home: Path) -> set[int]:
 def check_machine(config: Config, resolved: Resolved) -> None:
     """HermesError if this machine lacks something that the run needs."""
     from hermes.rl.checks.machine import missing_requirement
+    from hermes.rl.checks.replica_memory import missing_memory
 
     ensure_dir(config.home)
     free = shutil.disk_usage(config.home).free
@@ -188,7 +189,9 @@ def check_machine(config: Config, resolved: Resolved) -> None:
             f"no space for checkpoints: {config.home} has {free >> 20} MB left",
             f"free at least {_MIN_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
         )
-    if (missing := missing_requirement(config, resolved.model)) is not None:
+    missing = missing_requirement(config, resolved.model)
+    missing = missing or missing_memory(config, resolved.model, resolved.section("tinker"))
+    if missing is not None:
         raise HermesError(missing.problem, missing.fix)
 
 

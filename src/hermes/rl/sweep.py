@@ -27,7 +27,7 @@ from hermes.rl.run import RlRun, RunState, last_step
 from hermes.rl.service import service_of
 from hermes.rl.start import current_status, start
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import engine_process
+from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
 from hermes.training.monitor.eval_watcher import EVAL_SCORES
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ def run_sweep(
     folder = ensure_dir(config.home / "sweeps" / sweep_id)
     log = logs_dir(config.home) / "rl_training" / f"engine_sweep-{sweep_id}.log"
     port = ports.choose(ports.ENGINE_PORT)
-    fields = resolved[0].section("tinker")
     progress(f"sweep {sweep_id}: {len(points)} runs on one engine; its log is {log}")
     with engine_process(
         resolved[0].model,
@@ -127,10 +126,10 @@ def run_sweep(
         log,
         folder / "engine",
         _NO_TOKEN,
-        dtype=fields["engine_dtype"],
-        memory_gib=fields["engine_memory_gib"],
-        kv_gib=fields["engine_kv_gib"],
-        max_adapters=max(_ADAPTERS, 2 * len(points)),
+        replace(
+            EngineProcessOptions.from_fields(resolved[0].section("tinker")),
+            max_adapters=max(_ADAPTERS, 2 * len(points)),
+        ),
     ) as url:
         here = with_service(config, url)
         runs = [start(here, entry) for entry in resolved]

@@ -66,6 +66,11 @@ from hermes.cli.options import json_option
     "--rank", default=32, show_default=True, type=click.IntRange(1, 512), help="Rank of the adapter."
 )
 @click.option(
+    "--quantize",
+    type=click.Choice(["nf4", "int8"]),
+    help="Layers of the base model in 4 or 8 bits (engine_quantize).",
+)
+@click.option(
     "--env-ms",
     type=click.FloatRange(min=0),
     help="CPU of the environment for one model call, in ms; default: 5.1, that of the built-in calculator.",
@@ -83,6 +88,7 @@ def plan(
     new_tokens: int,
     tool_tokens: int,
     rank: int,
+    quantize: str | None,
     env_ms: float | None,
     as_json: bool,
 ) -> None:
@@ -120,7 +126,7 @@ def plan(
         environments=env_replicas,
         host=HOST if env_ms is None else replace(HOST, call_s=env_ms / 1000),
     )
-    shape = shape_of(model)
+    shape = replace(shape_of(model), quantization=quantize)
     result = plan_capacity(shape, load, cluster)
     if as_json:
         click.echo(json.dumps(plan_json(shape, load, cluster, result), indent=2))

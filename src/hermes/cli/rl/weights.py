@@ -56,7 +56,7 @@ def weights(
     RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
     """
     from hermes.config.load import load
-    from hermes.rl.weights.export import export_adapter, export_gguf, export_merged
+    from hermes.rl.weights.export import base_quantization, export_adapter, export_gguf, export_merged
     from hermes.rl.weights.source import find_source
 
     export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
@@ -64,6 +64,13 @@ def weights(
     if into is not None and output is None:
         output = into / source.run_id
     path = export(source, output)
+    adapter = path if form == "peft" else source.adapter_folder
+    if (kind := base_quantization(adapter)) is not None:
+        click.echo(
+            f"note: the adapter was trained on a base in {kind}; other forms of the base give slightly other "
+            "answers",
+            err=True,
+        )
     click.echo(json.dumps({"path": str(path), "format": form}) if as_json else str(path))
 
 

@@ -318,7 +318,7 @@ def start_engine(
 ) -> Iterator[None]:
     """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
     from hermes.config.paths import logs_dir
-    from hermes.rl.supervise.engine_process import engine_process
+    from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
     from hermes.training.service.client import is_ready
 
     url = run.connection.url
@@ -334,9 +334,9 @@ def start_engine(
         port,
         log,
         config.home / "engine",
-        dtype=options.engine_dtype,
-        memory_gib=options.engine_memory_gib,
-        kv_gib=options.engine_kv_gib,
+        options=EngineProcessOptions(
+            dtype=options.engine_dtype, memory_gib=options.engine_memory_gib, kv_gib=options.engine_kv_gib
+        ),
     ):
         yield
 

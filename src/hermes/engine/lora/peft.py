@@ -27,6 +27,8 @@ from hermes.engine.types import EngineUserError, LoraConfig
 
 CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
 
+QUANTIZATION_KEY = "base_quantization"
+"""In the metadata of the weights' file: how the base model was quantised that the adapter was trained on."""
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(?P<path>.+)\.lora_(?P<which>[AB])(\.[^.]+)?\.weight")
 # PEFT adds copies of untrained embeddings when the output projection is a target of a tied model.
@@ -62,7 +64,8 @@ def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: Mode
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_peft_config(pairs, config, spec), indent=2)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    quantization = {} if spec.quantization is None else {QUANTIZATION_KEY: spec.quantization}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", **quantization})
 
 
 def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:

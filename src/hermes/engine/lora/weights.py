@@ -66,7 +66,9 @@ class LoraGroup:
         return tuple(
             out
             if part is None
-            else torch.addmm(out, lora_down[:, rows], part.b.to(x.dtype).t(), alpha=part.scale)
+            else torch.addmm(
+                out, lora_down[:, rows].to(out.dtype), part.b.to(out.dtype).t(), alpha=part.scale
+            )
             for out, (rows, part) in zip(outs, self.spans(), strict=True)
         )
 

@@ -22,6 +22,7 @@ from hermes.engine.lora.weights import LoraView, LoraWeights
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone, LlamaLayer, merge_head, merge_layer
+from hermes.engine.model.products import head_logits
 from hermes.engine.spec import Site
 
 _LAYOUT_ROWS = 16
@@ -112,6 +113,7 @@ def prepack(backbone: Backbone) -> Backbone:
     if not (
         isinstance(backbone, LlamaBackbone)
         and not isinstance(backbone, PackedBackbone)
+        and not backbone.is_quantized
         and backbone.device.type == "cpu"
         and has_layout(backbone.dtype)
         and 2 * _size_bytes(backbone) < free_bytes(backbone.device)
@@ -148,10 +150,10 @@ def _is_arm() -> bool:
 
 
 def lm_head_linear(backbone: Backbone, hidden: Tensor) -> Tensor:
-    """Logits [rows, vocab] in the backbone's dtype."""
+    """Logits [rows, vocab], in the backbone's dtype on a CPU."""
     if isinstance(backbone, PackedBackbone):
         return packed_linear(hidden, backbone.head_matrix(len(hidden)))
-    return functional.linear(hidden, backbone.head_weight)
+    return head_logits(hidden, backbone.head_weight)
 
 
 def packed_linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ synchronises with the device, so a pass can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ class LlamaLayer:
 class LlamaBackbone:
     spec: ModelSpec
     embed: Tensor
-    layers: tuple[LlamaLayer, ...]
+    layers: Sequence[LlamaLayer]
+    """Of a quantised model, a sequence that dequantises a layer when it is read: read each once a pass."""
     norm: Tensor
     head_weight: Tensor
     inv_freq: Tensor
@@ -81,21 +82,27 @@ class LlamaBackbone:
     def dtype(self) -> torch.dtype:
         return self.embed.dtype
 
+    @property
+    def is_quantized(self) -> bool:
+        return self.spec.quantization is not None
+
     @classmethod
-    def from_model(cls, model: Any, name: str, device: torch.device) -> LlamaBackbone:
+    def from_model(
+        cls,
+        model: Any,
+        name: str,
+        device: torch.device,
+        collect: Callable[[Iterator[LlamaLayer]], Sequence[LlamaLayer]] = tuple,
+    ) -> LlamaBackbone:
         """Moves the weights out of `model`, layer by layer, so that they are never in memory twice."""
         inner: Any = model.model
         config: Any = model.config
         embed = inner.embed_tokens.weight.data.to(device)
         tied = bool(config.tie_word_embeddings)
-        layers = []
-        for index in range(int(config.num_hidden_layers)):
-            layers.append(_fuse(inner.layers[index], device))
-            inner.layers[index] = torch.nn.Identity()
         return cls(
             spec=read_spec(config, name, *_linears(config), model.generation_config),
             embed=embed,
-            layers=tuple(layers),
+            layers=collect(_move_layers(inner, int(config.num_hidden_layers), device)),
             norm=inner.norm.weight.data.to(device),
             head_weight=embed if tied else model.lm_head.weight.data.to(device),
             inv_freq=inner.rotary_emb.inv_freq.float().to(device),
@@ -193,6 +200,13 @@ def _project(
     """The outputs of linears with the same input, with the LoRA delta added."""
     outs = torch.split(functional.linear(x, weight, bias), widths, dim=-1)
     return outs if delta is None else delta.add(x, outs)
+
+
+def _move_layers(inner: Any, count: int, device: torch.device) -> Iterator[LlamaLayer]:
+    for index in range(count):
+        layer = _fuse(inner.layers[index], device)
+        inner.layers[index] = torch.nn.Identity()
+        yield layer
 
 
 def _fuse(layer: Any, device: torch.device) -> LlamaLayer:

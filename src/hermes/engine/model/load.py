@@ -2,44 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import LlamaBackbone, unsupported_reason
+from hermes.engine.model.llama import FAMILIES, LlamaBackbone, unsupported_reason
+from hermes.engine.model.quantized import QuantizedLayers
 from hermes.engine.model.transformers import TransformersBackbone
+from hermes.engine.spec import Quantization
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Kind = Literal["auto", "compact", "transformers"]
 
 
 def load_backbone(
-    source: str, device: str | torch.device, dtype: torch.dtype, kind: Kind = "auto"
+    source: str,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    kind: Kind = "auto",
+    quantization: Quantization | None = None,
 ) -> Backbone:
     """The model of a folder or a hub name, as the fastest backbone that is exact for it."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
+        if quantization is not None:  # refused before the weights are read
+            _check_quantizable(AutoConfig.from_pretrained(source), source, kind)
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise EngineUserError(
             f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
             "Use a folder with config.json and safetensors, or a hub name that can be reached.",
         ) from error
-    return wrap_model(model, source, device, kind)
+    return wrap_model(model, source, device, kind, quantization)
 
 
 def wrap_model(
-    model: PreTrainedModel, name: str, device: str | torch.device = "cpu", kind: Kind = "auto"
+    model: PreTrainedModel,
+    name: str,
+    device: str | torch.device = "cpu",
+    kind: Kind = "auto",
+    quantization: Quantization | None = None,
 ) -> Backbone:
     """A transformers model that is in memory already; its weights are moved, not copied."""
     reason = unsupported_reason(model.config)
     if kind == "compact" and reason:
         raise EngineUserError(f"'{name}' has no compact form: {reason}.", "Load it with kind='transformers'.")
+    if quantization is not None:
+        _check_quantizable(model.config, name, kind)
     if kind == "transformers" or reason:
         return TransformersBackbone(model, name, torch.device(device))
-    return LlamaBackbone.from_model(model, name, torch.device(device))
+    if quantization is None:
+        return LlamaBackbone.from_model(model, name, torch.device(device))
+    collect = partial(QuantizedLayers, kind=quantization)
+    backbone = LlamaBackbone.from_model(model, name, torch.device(device), collect)
+    return replace(backbone, spec=replace(backbone.spec, quantization=quantization))
+
+
+def _check_quantizable(config: PretrainedConfig, name: str, kind: Kind) -> None:
+    """EngineUserError: the model has no form whose matrices can be quantised."""
+    reason = "it runs through transformers" if kind == "transformers" else unsupported_reason(config)
+    if not reason and getattr(config, "quantization_config", None):
+        reason = "its files are quantised already"
+    if reason:
+        raise EngineUserError(
+            f"--quantize does not support '{name}': {reason}.",
+            f"Start the engine without --quantize, or use a model of {', '.join(FAMILIES)}.",
+        )

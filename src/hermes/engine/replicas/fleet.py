@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.client import WorkerClient
 from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
-from hermes.engine.setup import cpu_bytes_needed
 from hermes.engine.types import EngineCapacityError
 from hermes.errors import HermesError, HostError
 
@@ -135,7 +135,9 @@ class WorkerFleet:
         further = len(self._placements) - 1
         if first.device != "cpu" or not further:
             return
-        needed, free = cpu_bytes_needed(first.base_bytes), free_bytes(torch.device("cpu"))
+        quantized = self._placements[0].settings.engine.quantize is not None
+        needed = cpu_bytes_needed(first.base_bytes, quantized=quantized)
+        free = free_bytes(torch.device("cpu"))
         if further * needed > free:
             raise EngineCapacityError(
                 f"{further + 1} replicas do not fit: each needs {needed / 2**30:.1f} GiB, and beside one "

@@ -158,6 +158,8 @@ class MergedCopies:
 
     def _create(self) -> MergedCopy | None:
         base = self._plain.backbone
+        if base.is_quantized:  # a copy would be as large as the model was before
+            return None
         if len(self._copies) >= self._max_copies:
             return None
         if self._copies and self._free_bytes() < _FREE_FACTOR * copy_bytes(base):

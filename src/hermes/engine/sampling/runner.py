@@ -23,6 +23,7 @@ from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraSpans, LoraView
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import lm_head_linear, prepack
+from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
 from hermes.engine.spec import HEAD
 from hermes.engine.types import Floats, Ints
@@ -176,6 +177,8 @@ class TorchRunner:
         self._batch: DecodeBatch | None = None
 
     def merge(self, policy: Policy) -> None:
+        if isinstance(self._base, LlamaBackbone) and self._base.is_quantized:
+            return
         if policy.weights is not None and (self._merged is None or self._merged[0] is not policy):
             self._merged = None  # freed first: two merged copies may not fit into memory
             self._merged = (policy, self._base.merged(policy.weights))

@@ -22,7 +22,7 @@ from torch.nn.functional import embedding
 from hermes.engine.attention.packed import PackedAttention
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model import products
-from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.model.llama import LlamaBackbone, LlamaLayer
 from hermes.engine.training.layer_weights import LayerLayout, LoraPair, adapter_layout
 from hermes.engine.training.merged_adapter import MergedAdapter
 
@@ -114,19 +114,19 @@ class LayerStack:
     def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Activations]:
         """The output for the input x + delta, also as a sum of two; and the activations."""
         ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
-        linear = partial(products.linear, invariant=self.backbone.batch_invariant)
+        linear = partial(self._linear, index)
         x, normed = ops.add_norm(x, delta, layer.input_norm, eps)
-        raw_qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        qkv = ops.apply_rope(raw_qkv, self.rope, self._shape, self._norms(index), eps)
+        raw_qkv = linear("qkv", normed, layer.qkv, layer.qkv_bias)
+        qkv = ops.apply_rope(raw_qkv, self.rope, self._shape, _norms(layer), eps)
         copies = self.attention.copies
         kv = qkv[:, self._queries :]
         kv = kv if copies is None else kv.index_select(0, copies.source)
         attn_out, attn_saved = self.attention.forward(index, *self._heads(qkv, kv))
-        delta = linear(attn_out.flatten(1), layer.o, layer.o_bias)
+        delta = linear("o", attn_out.flatten(1), layer.o, layer.o_bias)
         residual, post_normed = ops.add_norm(x, delta, layer.post_norm, eps)
-        gate_up = linear(post_normed, layer.gate_up)
+        gate_up = linear("gate_up", post_normed, layer.gate_up)
         act = ops.silu_and_mul(gate_up)
-        delta = linear(act, layer.down)
+        delta = linear("down", act, layer.down)
         activations = _Activations(
             x=x,
             normed=normed,
@@ -142,28 +142,38 @@ class LayerStack:
         )
         return residual, delta, activations
 
+    def _linear(self, index: int, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """A linear of the layer with its adapter."""
+        out = products.linear(x, weight, bias, invariant=self.backbone.batch_invariant)
+        pair = self.pairs[index].get(name)
+        if pair is None or self.merged.merges:
+            return out
+        return out.addmm_(x @ pair.a.t(), pair.b.t())
+
     def _layer_backward(
         self, index: int, saved: _Activations, grad: Tensor, pair_grads: dict[str, LoraPair]
     ) -> Tensor:
         """The gradient of the layer's input from that of its output."""
         ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
 
-        def linear_backward(name: str, upstream: Tensor, x: Tensor) -> Tensor:
-            pair = self.pairs[index].get(name)
-            return merged_linear_backward(upstream, x, getattr(layer, name), pair, pair_grads.get(name))
+        merged = self.merged.merges
 
-        act = linear_backward("down", grad, saved.act)
+        def group_backward(name: str, upstream: Tensor, x: Tensor) -> Tensor:
+            pair = self.pairs[index].get(name)
+            return linear_backward(upstream, x, getattr(layer, name), pair, pair_grads.get(name), merged)
+
+        act = group_backward("down", grad, saved.act)
         gate_up = ops.silu_and_mul_backward(saved.gate_up, act)
-        post_normed = linear_backward("gate_up", gate_up, saved.post_normed)
+        post_normed = group_backward("gate_up", gate_up, saved.post_normed)
         grad = ops.norm_backward(post_normed, saved.residual, layer.post_norm, eps, grad)
-        attn_out = linear_backward("o", grad, saved.attn_out.flatten(1))
+        attn_out = group_backward("o", grad, saved.attn_out.flatten(1))
         heads = self._heads(saved.qkv, saved.kv)
         head_grads = self.attention.backward(
             index, attn_out.view_as(saved.attn_out), heads, saved.attn_out, saved.attn_saved
         )
-        norms, copies = self._norms(index), self.attention.copies
+        norms, copies = _norms(layer), self.attention.copies
         qkv = ops.apply_rope_backward(head_grads, self.rope, saved.raw_qkv, self._shape, norms, eps, copies)
-        normed = linear_backward("qkv", qkv, saved.normed)
+        normed = group_backward("qkv", qkv, saved.normed)
         result: Tensor = ops.norm_backward(normed, saved.x, layer.input_norm, eps, grad)
         return result
 
@@ -177,21 +187,31 @@ class LayerStack:
         """The number of columns of the queries."""
         return self.backbone.spec.heads * self.backbone.spec.head_dim
 
-    def _norms(self, index: int) -> tuple[Tensor, Tensor] | None:
-        layer = self.backbone.layers[index]
-        return None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-
     def _heads(self, qkv: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads, kv_heads, dim = self._shape
         k, v = kv.view(len(kv), 2, kv_heads, dim).unbind(1)
         return qkv[:, : self._queries].view(len(qkv), heads, dim), k, v
 
 
-def merged_linear_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, pair: LoraPair | None, pair_grad: LoraPair | None
+def _norms(layer: LlamaLayer) -> tuple[Tensor, Tensor] | None:
+    return None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+
+
+def linear_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    pair: LoraPair | None,
+    pair_grad: LoraPair | None,
+    merged: bool = True,
 ) -> Tensor:
-    """The gradient of x in x·weightᵀ, where the weight contains B·A; `pair_grad` gets those of A and B."""
-    if pair is not None and pair_grad is not None:
-        torch.mm(grad.t(), x @ pair.a.t(), out=pair_grad.b)
-        torch.mm((grad @ pair.b).t(), x, out=pair_grad.a)
-    return grad @ weight
+    """The gradient of x in x·(weight + B·A)ᵀ; `pair_grad` gets those of A and B.
+
+    `merged`: the weight contains B·A already.
+    """
+    if pair is None or pair_grad is None:
+        return grad @ weight
+    torch.mm(grad.t(), x @ pair.a.t(), out=pair_grad.b)
+    down_grad = grad @ pair.b
+    torch.mm(down_grad.t(), x, out=pair_grad.a)
+    return grad @ weight if merged else (grad @ weight).addmm_(down_grad, pair.a)

@@ -3,7 +3,8 @@
 The forward pass of training uses the rounded matrices that the policy will be sampled with, so their rounding
 does not separate the two. The gradients are those of the adapter's matrices, as if the sum were not rounded.
 One copy of the model is kept and merged again when the adapter or its weights change; where there is no
-memory for a copy, a layer is merged whenever it is used.
+memory for a copy, a layer is merged whenever it is used. Nothing is merged into a quantised model: there the
+sampler adds the adapter's products, and so does the training pass.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ class MergedAdapter:
         self._merged: tuple[weakref.ref[Adapter], int] | None = None
         """The adapter that was merged last, and the version of its weights."""
 
+    @property
+    def merges(self) -> bool:
+        """Whether `layer` has the adapter merged in."""
+        return not self.base.is_quantized
+
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
         """Merges the adapter, unless its weights are merged already."""
+        if not self.merges:
+            return
         if self._merged is not None and self._merged[0]() is adapter and self._merged[1] == adapter.version:
             return
         self._merged = None  # after a failure half-way the copy holds nobody's weights
@@ -48,6 +56,8 @@ class MergedAdapter:
         self._merged = weakref.ref(adapter), adapter.version
 
     def layer(self, index: int) -> LlamaLayer:
+        if not self.merges:
+            return self.base.layers[index]
         if self._weights is not None:
             return merge_layer(self.base, index, self._weights)
         assert self._copy is not None, "load was not called"

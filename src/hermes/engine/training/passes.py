@@ -64,7 +64,10 @@ def run_pass(
     """
     device = backbone.device
     tokens, positions = to_device((batch.tokens, batch.positions), device)
-    if isinstance(backbone, LlamaBackbone) and device.type in MANUAL_BACKWARD_DEVICES:
+    # Autograd would keep the dequantised matrices of all layers for the backward pass.
+    if isinstance(backbone, LlamaBackbone) and (
+        device.type in MANUAL_BACKWARD_DEVICES or backbone.is_quantized
+    ):
         merged = merged or MergedAdapter(backbone)
         merged.load(adapter)
         stack = LayerStack(merged, adapter, _attention(batch, backbone), _layer_ops(device))

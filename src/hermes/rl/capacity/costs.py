@@ -80,11 +80,19 @@ class ReplicaMemory:
 def decode_step_s(shape: ModelShape, device: DeviceSpeed, sequences: float, context_tokens: float) -> float:
     return (
         device.layer_latency_s * shape.layers
-        + _BF16 * shape.parameters / device.read_bytes_per_s
+        + read_weights_s(shape, device)
         + sequences * context_tokens * shape.kv_bytes_per_token / device.attention_bytes_per_s
         + sequences * device.row_s
         + prefill_s(shape, device, sequences)
     )
+
+
+def read_weights_s(shape: ModelShape, device: DeviceSpeed) -> float:
+    """Of one pass over all layers. Quantised ones are read, written in bf16, and read again."""
+    if shape.quantization is None:
+        return _BF16 * shape.parameters / device.read_bytes_per_s
+    layers = shape.parameters - shape.embedding_parameters
+    return (shape.weight_bytes + 2 * _BF16 * layers) / device.read_bytes_per_s
 
 
 def prefill_s(shape: ModelShape, device: DeviceSpeed, tokens: float) -> float:
@@ -100,7 +108,9 @@ def train_s(shape: ModelShape, device: DeviceSpeed, computed_tokens: float, sequ
 
 
 def merge_s(shape: ModelShape, device: DeviceSpeed) -> float:
-    """Writing a copy of the weights with a new adapter merged in."""
+    """Writing a copy of the weights with a new adapter merged in; none is made of a quantised model."""
+    if shape.quantization is not None:
+        return 0.0
     return 2 * _BF16 * shape.parameters / device.read_bytes_per_s
 
 
@@ -113,10 +123,10 @@ def replica_memory(
     shape: ModelShape, device: DeviceSpeed, load: RolloutWorkload, sequences: int
 ) -> ReplicaMemory:
     """`sequences`: sampled at once on this replica."""
-    width = _BF16 * shape.parameters
     adapter = adapter_bytes(shape, load.rank)
     tokens = min(_MAX_TRAIN_TOKENS, max(load.sequence_tokens, load.computed_tokens))
-    weights = device.weight_copies * width
+    copies = device.weight_copies if shape.quantization is None else 1
+    weights = copies * shape.weight_bytes
     # Parameters, gradient, two moments, and the policies that are sampled while the next one is handed over.
     state = 4 * adapter + 2 * 1.5 * adapter
     kv_cache = sequences * load.sequence_tokens * float(shape.kv_bytes_per_token)

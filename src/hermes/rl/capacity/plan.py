@@ -129,7 +129,9 @@ def _advice(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: Ca
         f"{2 * cluster.environments} environment processes (env_replicas)": replace(
             cluster, environments=2 * cluster.environments
         ),
-        f"{2 * cluster.replicas} engine replicas": replace(cluster, replicas=2 * cluster.replicas),
+        f"{2 * cluster.replicas} engine replicas (engine_replicas)": replace(
+            cluster, replicas=2 * cluster.replicas
+        ),
     }
     gains = {
         text: 1 - simulate_step(shape, load, larger).step_s / plan.step.step_s

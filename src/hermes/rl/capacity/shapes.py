@@ -15,6 +15,8 @@ from hermes.errors import UsageError
 from hermes.training.schedule import parameters_of
 
 BUNDLED = "hermes/smollm2"
+_LAYER_BYTES = {None: 2.0, "nf4": 0.5625, "int8": 1.0}
+"""Of one weight in a layer, with its share of the scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,19 @@ class ModelShape:
     stated_parameters: float | None = None
     """From the model's name, where the other numbers are those of another model."""
     assumed_from: str | None = None
+    quantization: str | None = None
+    """nf4 or int8: how the layers' matrices are stored."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of one copy of the weights, in bf16 where they are not quantised."""
+        layers = self.parameters - self.embedding_parameters
+        return layers * _LAYER_BYTES[self.quantization] + 2 * self.embedding_parameters
+
+    @property
+    def embedding_parameters(self) -> float:
+        """Embedding and LM head, which are never quantised."""
+        return min(self.parameters, float((1 if self.tied else 2) * self.vocab * self.hidden))
 
     @property
     def parameters(self) -> float:

@@ -21,6 +21,7 @@ def plan_json(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: 
         "replicas": cluster.replicas,
         "env_replicas": cluster.environments,
         "parameters": shape.parameters,
+        "quantization": shape.quantization,
         "shape_assumed_from": shape.assumed_from,
         "batch_size": load.batch_size,
         "memory_gib": {
@@ -49,8 +50,8 @@ def plan_text(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: 
     parts = sorted(step.busy_s.items(), key=lambda item: -item[1])
     used = memory.least + memory.kv_cache
     lines = [
-        f"{shape.parameters / 1e9:.3g} B parameters on {_devices(cluster)}, {environments} environment "
-        f"{'process' if environments == 1 else 'processes'}, {load.batch_size} rollouts a step",
+        f"{shape.parameters / 1e9:.3g} B parameters{_bits(shape)} on {_devices(cluster)}, {environments} "
+        f"environment {'process' if environments == 1 else 'processes'}, {load.batch_size} rollouts a step",
         f"memory      {used / GIB:.1f} of {memory.total / GIB:.0f} GiB a device: weights "
         f"{memory.weights / GIB:.1f}, adapter {memory.adapter / GIB:.1f}, activations "
         f"{memory.activations / GIB:.1f}, KV cache {memory.kv_cache / GIB:.1f} "
@@ -64,6 +65,10 @@ def plan_text(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: 
     return "\n".join([*lines, *_notes(shape, cluster, plan)])
 
 
+def _bits(shape: ModelShape) -> str:
+    return "" if shape.quantization is None else f" in {shape.quantization}"
+
+
 def _devices(cluster: Cluster) -> str:
     if cluster.device.name == "cpu":
         return "two CPU cores" if cluster.replicas == 1 else f"{cluster.replicas} times two CPU cores"
@@ -74,10 +79,14 @@ def _notes(shape: ModelShape, cluster: Cluster, plan: CapacityPlan) -> list[str]
     notes = []
     if not plan.memory.fits:
         notes.append("It does not fit: the engine would refuse to start, or a training call would fail.")
+        if shape.quantization is None:
+            notes.append("With --quantize nf4 or int8 the weights need less memory.")
     if shape.assumed_from is not None:
         notes.append(
             f"Layers and widths are those of {shape.assumed_from}; give a folder to use the model's own."
         )
+    if shape.quantization is not None:
+        notes.append("Times of quantised models are from bytes read and written; no run was measured.")
     if not cluster.device.measured:
         notes.append("This GPU was not measured: the H200's figures are scaled by both data sheets.")
     return notes

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,9 +23,10 @@ from hermes.errors import HermesError
 from hermes.rl.checks.estimate import estimate, update_seconds
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
 from hermes.rl.checks.machine import has_gpu
+from hermes.rl.checks.replica_memory import missing_memory
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import engine_process
+from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
 from hermes.training.data.advantages import has_signal
 from hermes.training.schedule import default_rl_rate, parameters_of
 from hermes.training.service.client import connection
@@ -73,7 +74,11 @@ def preflight(
     size = min(8, int(resolved.values["env.group_size"]))
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
     engine_log = folder / f"{stem}_engine.log"
-    with _policy(config, resolved.model, engine_log) as policy:
+    fields = resolved.section("tinker")
+    if (missing := missing_memory(config, resolved.model, fields)) is not None:
+        raise HermesError(missing.problem, missing.fix)
+    options = replace(EngineProcessOptions.from_fields(fields), replicas=1)
+    with _policy(config, resolved.model, engine_log, options) as policy:
         with _creation_time(output) as began_s:
             problem = run_process_mode(resolved, policy.server, overrides, output, log, seconds, _START_S)
         sampled_groups = read_groups(output)
@@ -128,11 +133,12 @@ class _Policy(NamedTuple):
 
 
 @contextmanager
-def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
+def _policy(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
-        with _engine(config, model if is_local(model) else _download_model(model), log) as policy:
+        source = model if is_local(model) else _download_model(model)
+        with _engine(config, source, log, options) as policy:
             yield policy
         return
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
@@ -152,12 +158,12 @@ def _policy(config: Config, model: str, log: Path) -> Iterator[_Policy]:
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path) -> Iterator[_Policy]:
-    """A temporary engine."""
+def _engine(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
+    """A temporary engine with the options of the run's own, but one process."""
     port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
     with (
         TemporaryDirectory() as state,
-        engine_process(model, device, port, log, Path(state), _NO_TOKEN) as url,
+        engine_process(model, device, port, log, Path(state), _NO_TOKEN, options) as url,
     ):
         yield _Policy(_server(url, model), url, is_own_engine=True)
 

@@ -68,6 +68,8 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.teacher_model": "rollouts are sent there; a person names it",
         "tinker.engine_memory_gib": _LENGTH,
         "tinker.engine_kv_gib": _LENGTH,
+        "tinker.engine_quantize": "it changes the base model that is trained and sampled",
+        "tinker.engine_replicas": "each replica has a copy of the base model in memory",
         "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
@@ -155,6 +157,12 @@ class TrainerFields(BaseModel):
     engine_exact: bool = Field(
         default=False,
         description="Sampler and trainer of the run's engine agree bit for bit; slower, GPU in bfloat16.",
+    )
+    engine_quantize: typing.Literal["none", "nf4", "int8"] = Field(
+        default="none", description="The base model's layers in 4 or 8 bits, in the run's engine."
+    )
+    engine_replicas: int = Field(
+        default=1, ge=1, le=64, description="Worker processes of the run's engine, each with the base model."
     )
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."

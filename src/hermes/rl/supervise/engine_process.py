@@ -5,14 +5,56 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from hermes.errors import HermesError
 from hermes.rl.supervise.process import HERMES, ProcessHandle, ProcessSpec, fetch_json, last_error
 
 _POLL_S = 0.05
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcessOptions:
+    """Options of `hermes engine serve`; what is None is left to the engine."""
+
+    dtype: str | None = None
+    memory_gib: float | None = None
+    kv_gib: float | None = None
+    quantize: str | None = None
+    replicas: int | None = None
+    max_adapters: int | None = None
+    exact: bool = False
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> EngineProcessOptions:
+        """`fields`: the section `tinker` of a run's configuration."""
+        return cls(
+            dtype=fields.get("engine_dtype"),
+            memory_gib=fields.get("engine_memory_gib"),
+            kv_gib=fields.get("engine_kv_gib"),
+            quantize=None if fields.get("engine_quantize") == "none" else fields.get("engine_quantize"),
+            replicas=fields.get("engine_replicas"),
+            exact=bool(fields.get("engine_exact")),
+        )
+
+    def flags(self) -> tuple[str, ...]:
+        options = {
+            "--dtype": self.dtype,
+            "--memory-gib": self.memory_gib,
+            "--kv-gib": self.kv_gib,
+            "--quantize": self.quantize,
+            "--replicas": None if self.replicas == 1 else self.replicas,
+            "--max-adapters": self.max_adapters,
+        }
+        words = tuple(word for name, value in options.items() if value for word in (name, str(value)))
+        return (*words, "--exact") if self.exact else words
+
+
+_DEFAULTS = EngineProcessOptions()
 
 
 @contextmanager
@@ -23,19 +65,14 @@ def engine_process(
     log: Path,
     state_dir: Path,
     environ: Mapping[str, str] = _NO_VARIABLES,
-    *,
-    dtype: str | None = None,
-    memory_gib: float | None = None,
-    kv_gib: float | None = None,
-    max_adapters: int | None = None,
+    options: EngineProcessOptions = _DEFAULTS,
 ) -> Iterator[str]:
     """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
     atomically, so none is left incomplete."""
     url = f"http://127.0.0.1:{port}"
     command = (
         *(*HERMES, "engine", "serve", "--model", model, "--device", device),
-        *engine_flags(dtype, memory_gib, kv_gib),
-        *(() if max_adapters is None else ("--max-adapters", str(max_adapters))),
+        *options.flags(),
         *("--port", str(port), "--state-dir", str(state_dir)),
     )
     engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
@@ -48,9 +85,3 @@ def engine_process(
         yield url
     finally:
         engine.stop(grace_s=0)
-
-
-def engine_flags(dtype: str | None, memory_gib: float | None, kv_gib: float | None) -> tuple[str, ...]:
-    """Of `hermes engine serve`; what is None is left to the engine."""
-    options = {"--dtype": dtype, "--memory-gib": memory_gib, "--kv-gib": kv_gib}
-    return tuple(word for name, value in options.items() if value for word in (name, str(value)))

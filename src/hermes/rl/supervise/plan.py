@@ -25,7 +25,7 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import engine_flags
+from hermes.rl.supervise.engine_process import EngineProcessOptions
 from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
@@ -149,15 +149,11 @@ class RunPlan:
 
     def _engine(self) -> ProcessSpec:
         run, fields = self._config["run"], self._config.get("tinker", {})
-        flags = engine_flags(
-            fields.get("engine_dtype"), fields.get("engine_memory_gib"), fields.get("engine_kv_gib")
-        )
-        flags += ("--exact",) if fields.get("engine_exact") else ()
         return ProcessSpec(
             "engine",
             (
                 *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
-                *flags,
+                *EngineProcessOptions.from_fields(fields).flags(),
                 *("--port", str(run["ports"]["engine"])),
                 *("--state-dir", str(self._run.folder / "engine")),
             ),

@@ -21,6 +21,8 @@ from hermes.disk.drafts import draft_folder, sweep
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.rl.weights.source import ADAPTER_FILES, WeightsSource
 
+_QUANTIZATION_KEY = "base_quantization"
+"""Written by the engine (engine.lora.peft) into the metadata of the weights."""
 _CONVERTER = "convert_hf_to_gguf.py"
 
 
@@ -41,6 +43,15 @@ def export_adapter(source: WeightsSource, output: Path | None = None) -> Path:
         for file in draft.path.iterdir():
             file.replace(target / file.name)
     return target
+
+
+def base_quantization(adapter: Path) -> str | None:
+    """How the base model was quantised that the adapter in this folder was trained on; None: it was not."""
+    from safetensors import safe_open
+
+    with safe_open(adapter / "adapter_model.safetensors", "np") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+    return metadata.get(_QUANTIZATION_KEY)
 
 
 def export_merged(source: WeightsSource, output: Path | None = None) -> Path:

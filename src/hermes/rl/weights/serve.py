@@ -12,6 +12,7 @@ from hermes.errors import UsageError
 from hermes.rl.run import RlRun
 from hermes.rl.service import connect, policy_url
 from hermes.rl.supervise import ports
+from hermes.rl.supervise.engine_process import EngineProcessOptions
 from hermes.rl.supervise.process import HERMES, fetch_json
 from hermes.rl.weights.export import export_merged
 from hermes.rl.weights.source import choose_checkpoint, run_source
@@ -39,12 +40,22 @@ def running_engine(run: RlRun) -> str | None:
 
 
 def serve_command(run: RlRun, port: int | None) -> list[str]:
-    """`hermes engine serve` over the run's checkpoints; `policy` is the newest."""
+    """`hermes engine serve` over the run's checkpoints, on a base like the run's; `policy` is the newest."""
     choose_checkpoint(run, None)
-    settings = run.config()["run"]
+    config = run.config()
+    settings, fields = config["run"], config.get("tinker", {})
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
+    options = EngineProcessOptions(quantize=EngineProcessOptions.from_fields(fields).quantize)
     arguments = ["engine", "serve", "--model", settings["model"], "--device", settings["device"]]
-    return [*HERMES, *arguments, "--port", str(chosen), "--state-dir", str(run.folder / "engine")]
+    return [
+        *HERMES,
+        *arguments,
+        *options.flags(),
+        "--port",
+        str(chosen),
+        "--state-dir",
+        str(run.folder / "engine"),
+    ]
 
 
 def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:

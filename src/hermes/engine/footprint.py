@@ -1,0 +1,23 @@
+"""What an engine needs of a machine's memory before it has a cache or trains: arithmetic without torch.
+
+The engine plans with it when it loads a model, and a run is checked with it before anything is started.
+"""
+
+from __future__ import annotations
+
+CPU_RUNTIME_BYTES = 700 << 20
+"""Python, torch, and memory that the allocator cannot return."""
+GPU_RUNTIME_BYTES = 1 << 30
+"""The CUDA context and the libraries' workspaces of one process."""
+_CPU_WEIGHT_COPIES = 3
+"""Plain weights for training, prepacked ones for sampling, and prepacked ones with an adapter merged in."""
+
+
+def cpu_bytes_needed(base_bytes: int, *, quantized: bool = False) -> int:
+    """What an engine on a CPU needs beside cache and activations; of quantised weights there is one copy."""
+    return (1 if quantized else _CPU_WEIGHT_COPIES) * base_bytes + CPU_RUNTIME_BYTES
+
+
+def gpu_bytes_needed(base_bytes: int) -> int:
+    """What an engine on a GPU needs at least: merged copies of the weights are made where there is room."""
+    return base_bytes + GPU_RUNTIME_BYTES

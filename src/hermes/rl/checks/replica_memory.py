@@ -1,0 +1,101 @@
+"""Whether the memory of this machine holds the engine replicas of a run, before any of them is started.
+
+The smallest memory that a replica can have is compared with what is free, so that nothing is refused that
+might fit; the engine's own check at its start is exact. Where the size of the model or the memory is not
+known, nothing is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hermes.engine.footprint import cpu_bytes_needed, gpu_bytes_needed
+from hermes.rl.checks.machine import MissingRequirement, has_gpu
+from hermes.rl.service import service_of
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+
+_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+_QUANTIZED_BYTES = {"nf4": 0.5625, "int8": 1.0}
+"""Of a weight in a quantised layer, with its scale."""
+_GIB = float(2**30)
+_QUERY_S = 30.0
+
+
+def missing_memory(config: Config, model: str, fields: Mapping[str, Any]) -> MissingRequirement | None:
+    """`fields`: the section `tinker` of the run's configuration. None: the replicas may fit."""
+    from hermes.training.schedule import parameters_of
+
+    settings, replicas = config.settings.rl, int(fields.get("engine_replicas") or 1)
+    parameters = parameters_of(model)
+    if replicas == 1 or parameters is None or service_of(settings, config.environ) is not None:
+        return None
+    quantized_bytes = _QUANTIZED_BYTES.get(fields.get("engine_quantize") or "none")
+    base_bytes = int(parameters * (quantized_bytes or _BYTES.get(fields.get("engine_dtype") or "auto", 2.0)))
+    if settings.device != "cpu" and has_gpu():
+        return missing_on_gpus(replicas, base_bytes, gpu_free_bytes(config.environ))
+    memory_gib: float | None = fields.get("engine_memory_gib")
+    limit = None if memory_gib is None else int(memory_gib * _GIB)
+    needed = cpu_bytes_needed(base_bytes, quantized=quantized_bytes is not None)
+    return missing_on_cpu(replicas, needed, limit, cpu_free_bytes())
+
+
+def missing_on_cpu(
+    replicas: int, needed: int, limit: int | None, free: int | None
+) -> MissingRequirement | None:
+    """`needed`: bytes of one replica. `limit`: engine_memory_gib in bytes, which the replicas divide."""
+    room = min((size for size in (limit, free) if size is not None), default=None)
+    if room is None or replicas * needed <= room:
+        return None
+    source = "are free" if room != limit else "is engine_memory_gib"
+    return MissingRequirement(
+        f"{replicas} engine replicas do not fit: each needs {needed / _GIB:.1f} GiB, and {room / _GIB:.1f} "
+        f"GiB {source}",
+        f"set engine_replicas to {max(1, room // needed)} or less, or train a smaller model",
+    )
+
+
+def missing_on_gpus(replicas: int, base_bytes: int, free: Sequence[int]) -> MissingRequirement | None:
+    """`free`: of each visible GPU. Replicas are placed on the GPUs in turn."""
+    if not free:
+        return None
+    needed = gpu_bytes_needed(base_bytes)
+    for number, room in enumerate(free):
+        placed = len(range(number, replicas, len(free)))
+        if placed * needed > room:
+            fitting = sum(size // needed for size in free)
+            return MissingRequirement(
+                f"{replicas} engine replicas do not fit on {len(free)} GPU{'s' if len(free) > 1 else ''}: "
+                f"each needs {needed / _GIB:.1f} GiB at least, and GPU {number} has {room / _GIB:.1f} GiB "
+                f"free for {placed}",
+                f"set engine_replicas to {max(1, fitting)} or less, or train a smaller model",
+            )
+    return None
+
+
+def cpu_free_bytes() -> int | None:
+    """Linux's estimate; None on other systems."""
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) * 1024 if match else None
+
+
+def gpu_free_bytes(environ: Mapping[str, str]) -> list[int]:
+    """Of each GPU that CUDA_VISIBLE_DEVICES shows; empty where the driver does not answer."""
+    command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+    try:
+        reply = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    sizes = [int(line) << 20 for line in reply.stdout.split() if line.isdecimal()]
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if not all(name.isdecimal() and int(name) < len(sizes) for name in visible):
+        return sizes if visible == [""] else []
+    return [sizes[int(name)] for name in visible]
