@@ -51,8 +51,11 @@ def digits(ctx):
 def brief(ctx):
     return -len(ctx.answer) / 100
 """
-ABOUT_TASK = frozenset({"no signal", "truncation", "tool errors", "entropy collapse", "no progress"})
-"""Causes that describe a task or its results; no random model makes progress in a few steps."""
+ABOUT_TASK = frozenset(
+    {"no signal", "truncation", "tool errors", "entropy collapse", "no progress", "old rollouts"}
+)
+"""Causes that describe a task, its results or the age that a case allows; no random model makes progress in a
+few steps."""
 SHAPES: dict[str, tuple[str, int, int]] = {
     "llama-xs": ("llama", 2, 64),
     "llama-s": ("llama", 4, 256),
