@@ -99,6 +99,7 @@ class Seed:
         self.models: dict[float, str] = {}
         self.with_warm_start = True
         self.with_rewards = True
+        self.with_policies = True
         self.variants: dict[str, Any] = {}
         # Answers are found in the store by the name of their run: that of an earlier benchmark is another.
         self.stamp = f"{time.time():.0f}"
@@ -119,7 +120,8 @@ class Seed:
         if self.base is None:
             return
         self._keep("base", self.base.summary(self.base))
-        self._calculate("base", start.sampler)
+        if self.with_policies:
+            self._calculate("base", start.sampler)
         files = self._try("ratings", stages.collect)
         if files is None:
             return
@@ -132,7 +134,7 @@ class Seed:
                 "held_out_pairs": _lines(files.held_out_pairs),
             },
         )
-        for name, work in (("dpo", stages.dpo), ("kto", stages.kto)):
+        for name, work in (("dpo", stages.dpo), ("kto", stages.kto)) if self.with_policies else ():
             self._policy(stages, name, self._try(name, lambda work=work: work(files)))
         for label, recipe in self.variants.items():
             self._variant(label, recipe, start, files)
@@ -178,7 +180,8 @@ class Seed:
             self._keep(
                 name, {**answers.summary(self.base), "reason": trained["reason"], "step": trained["step"]}
             )
-        self._calculate(name, trained["sampler"])
+        if self.with_policies:
+            self._calculate(name, trained["sampler"])
 
     def _calculate(self, name: str, sampler: str) -> None:
         measured = self._try(
@@ -208,7 +211,8 @@ def would_stop_at(curve: list[dict[str, float]]) -> dict[str, Any] | None:
     """The step at which the guard against over-optimisation would have ended the run, and why."""
     guard = OveroptimisationGuard()
     for point in curve:
-        reason = guard.add(point["proxy"], point["true"]) if {"proxy", "true"} <= point.keys() else None
+        names = {"reward/mean": "proxy", "reward/true": "true", "eval/preference": "preference"}
+        reason = guard.judge({name: point[label] for name, label in names.items() if label in point})
         if reason:
             return {"step": point["step"], "reason": reason}
     return None
@@ -224,7 +228,7 @@ def _lines(path: Path) -> int:
 
 
 @contextmanager
-def engine(folder: Path, device: str) -> Any:
+def engine(folder: Path, device: str, kv_gib: float | None) -> Any:
     local = {
         "TINKER_API_KEY": "tml-local",
         "HERMES_ENGINE_TOKEN": "",
@@ -236,6 +240,7 @@ def engine(folder: Path, device: str) -> Any:
         port = ports.choose(ports.ENGINE_PORT)
         url = f"http://127.0.0.1:{port}"
         serve = ("engine", "serve", "--model", calculator.MODEL, "--device", device, "--port", str(port))
+        serve = (*serve, *(("--kv-gib", str(kv_gib)) if kv_gib else ()))
         processes.serve(
             "engine",
             (*serve, "--state-dir", str(folder / "engine")),
@@ -251,12 +256,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("feedback.json"))
     parser.add_argument("--folder", type=Path, default=Path("data/feedback"))
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--kv-gib", type=float, default=None, help="of the engine, where several share a GPU")
     parser.add_argument("--size", default=None, choices=sorted(SIZES))
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of FeedbackRecipe")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="FIELD=VALUE,…", help="DPO and KTO once more"
     )
     parser.add_argument("--policies-only", action="store_true", help="no reward models and no RLHF")
+    parser.add_argument(
+        "--rewards-only", action="store_true", help="no DPO, no KTO and no calculator: reward models and RLHF"
+    )
     parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
     parser.add_argument("--rlhf-noise", type=float, default=0.1, choices=NOISE, help="of RLHF's reward model")
     given = parser.parse_args()
@@ -279,7 +288,7 @@ def main() -> None:
         "calculator": asdict(calculator_recipe),
     }
     record = Record(given.output.absolute(), facts, given.minutes * 60)
-    with engine(folder, device) as (processes, url):
+    with engine(folder, device, given.kv_gib) as (processes, url):
         runs = [
             Seed(seed, processes, url, folder / str(seed), (calculator_recipe, recipe), record)
             for seed in map(int, given.seeds.split(","))
@@ -287,6 +296,7 @@ def main() -> None:
         for run in runs:
             run.with_warm_start = not given.no_warm_start
             run.with_rewards, run.variants = not given.policies_only, variants
+            run.with_policies = not given.rewards_only
             run.run()
         for run in runs:  # the longest stage, after every seed has its other measurements
             run.reinforce(given.rlhf_noise)

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
+from hermes.training.monitor.overoptimisation import (
+    OVEROPTIMISED,
+    FallDetector,
+    OveroptimisationGuard,
+    read_rows,
+)
 from hermes.training.preference.held_out import agreement
 
 
 def first_stop(proxies: list[float], truths: list[float]) -> int | None:
-    guard = OveroptimisationGuard()
+    detector = FallDetector()
     for step, (proxy, truth) in enumerate(zip(proxies, truths, strict=True), 1):
-        if guard.add(proxy, truth):
+        if detector.add(proxy, truth):
             return step
     return None
 
@@ -62,12 +67,13 @@ def test_a_resumed_run_has_the_measurements_of_the_one_before(tmp_path: Path) ->
     assert first == whole and (reasons[first] or "").startswith(OVEROPTIMISED)
 
 
-def test_the_held_out_preference_is_the_truth_where_there_is_no_other() -> None:
+@pytest.mark.parametrize("beside", [{}, {"reward/true": 0.75}], ids=["alone", "beside a true reward"])
+def test_a_held_out_preference_that_falls_ends_the_run(beside: dict[str, float]) -> None:
     guard = OveroptimisationGuard()
     for proxy in (0.1, 0.2, 0.3, 0.4, 0.5):
         assert guard.judge({"reward/mean": proxy}) is None, "no measurement"
-        assert guard.judge({"reward/mean": proxy, "eval/preference": 0.9}) is None
-    reasons = [guard.judge({"reward/mean": 0.9, "eval/preference": 0.2}) for _ in range(4)]
+        assert guard.judge({"reward/mean": proxy, "eval/preference": 0.9, **beside}) is None
+    reasons = [guard.judge({"reward/mean": 0.9, "eval/preference": 0.2, **beside}) for _ in range(4)]
     assert any(reasons)
 
 

@@ -1,9 +1,9 @@
 """A batch-invariant matrix product: a row of the result has the same bits whatever rows are beside it.
 
 cuBLAS picks an algorithm by the number of rows, so the same row gets another order of sums, and another
-rounding, in a batch of another size. Here the tile and the order of the sums depend on the weight alone. Only
-forward passes that must agree bit for bit use it (`--exact`): it is slower. Imported only where there is a
-CUDA device.
+rounding, in a batch of another size. Here every element is summed over the inputs in the same order, in steps
+of `_DEPTH`, whatever the tile is. Only forward passes that must agree bit for bit use it (`--exact`): it is
+slower. Imported only where there is a CUDA device.
 """
 
 # mypy: ignore-errors
@@ -17,14 +17,15 @@ import triton.language as tl
 from torch import Tensor
 
 _DEPTH = 64
-_LARGE = 1 << 22
-"""Elements of a weight from which on the larger tile is faster."""
+"""The same for all tiles: the order of an element's sum depends on it."""
+_PROGRAMS = 132
+"""Tiles that keep the processors of a GPU busy; with fewer, smaller tiles are faster."""
 
 
 @triton.jit
 def _linear(
     x, weight, bias, out, rows, outputs, inputs, x_stride, weight_stride,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     # Neighbouring programs use the same tile of the weight, which is the larger matrix.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -34,7 +35,7 @@ def _linear(
     weight_tile = weight + col[None, :] * weight_stride + depth[:, None]
     total = tl.zeros([ROWS, COLS], tl.float32)
     for first in range(0, inputs, DEPTH):
-        inside = first + depth < inputs
+        inside = (first + depth < inputs) | EVEN
         left = tl.load(x_tile + first, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
         right = tl.load(weight_tile + first, mask=inside[:, None] & (col < outputs)[None, :], other=0.0)
         total = tl.dot(left, right, total)
@@ -44,16 +45,24 @@ def _linear(
     tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (col < outputs)[None, :])
 
 
+def choose_tile(rows: int, outputs: int) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages; all tiles give the same bits."""
+    if rows >= 128 and triton.cdiv(rows, 128) * triton.cdiv(outputs, 128) >= _PROGRAMS:
+        return 128, 128, 8, 3
+    if triton.cdiv(rows, 64) * triton.cdiv(outputs, 64) >= _PROGRAMS:
+        return 64, 64, 4, 3
+    return 64, 32, 4, 4
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [T, in] · weightᵀ [in, out] + bias in half precision; the result in `dtype`, or that of x."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     out = torch.empty(rows, outputs, device=x.device, dtype=dtype or x.dtype)
-    large = outputs * inputs >= _LARGE
-    tile_rows, tile_cols = (128, 128) if large else (64, 64)
+    tile_rows, tile_cols, warps, stages = choose_tile(rows, outputs)
     grid = (triton.cdiv(rows, tile_rows), triton.cdiv(outputs, tile_cols))
     _linear[grid](
         x, weight, weight if bias is None else bias, out, rows, outputs, inputs, x.stride(0),
-        weight.stride(0), tile_rows, tile_cols, _DEPTH, bias is not None,
-        num_warps=8 if large else 4, num_stages=3,
+        weight.stride(0), tile_rows, tile_cols, _DEPTH, bias is not None, inputs % _DEPTH == 0,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

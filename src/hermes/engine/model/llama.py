@@ -17,7 +17,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights, merge_delta
+from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights
+from hermes.engine.model.merge import merge_matrix
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ class LlamaBackbone:
         q, k, v = qkv_heads(x, weights, rope, deltas[0], shape, spec.eps)
         attn_out = attend(index, q, k, v).reshape(x.shape[0], -1)
         return finish_layer(x, attn_out, weights, deltas[1:], spec.eps)
+
+    def outputs(self, group: Site) -> tuple[int, ...]:
+        """Rows that each linear of the group has in their stacked matrix."""
+        return tuple(self.spec.linears[member].outputs for member in self.spec.groups[group])
 
     def merged(self, weights: LoraWeights) -> LlamaBackbone:
         layers = tuple(merge_layer(self, index, weights) for index in range(len(self.layers)))
@@ -275,5 +280,4 @@ def _merge(backbone: LlamaBackbone, base: Tensor, site: Site, weights: LoraWeigh
     group = weights.groups.get(site)
     if group is None:
         return base
-    outputs = tuple(backbone.spec.linears[member].outputs for member in backbone.spec.groups[site])
-    return merge_delta(base, group, outputs)
+    return merge_matrix(base, group, backbone.outputs(site))

@@ -1,9 +1,9 @@
 """Recognises a policy that pleases its reward model and no longer what the reward model stands for.
 
 The proxy is the reward that is trained on. The truth is a measure that is not trained on: the true reward
-where an environment has one, or the share of held-out human preferences that the policy agrees with. A run
-is over-optimised once the truth has fallen clearly below its best while the proxy is above what it was then.
-Both are means over a window of measurements, and "clearly" is in units of the measure's own noise, the median
+where an environment has one, and the share of held-out human preferences that the policy agrees with. A run
+is over-optimised once either has fallen clearly below its best while the proxy is above what it was then.
+All are means over a window of measurements, and "clearly" is in units of the measure's own noise, the median
 change from one measurement to the next: the best of many windows is above a constant by three units, so that
 less than five are no fall.
 """
@@ -27,9 +27,13 @@ _NOISE_UNITS = 5.0
 _LEAST_FALL = 0.02
 
 
+TRUTHS = ("reward/true", "eval/preference")
+"""Metrics that say what the reward model stands for."""
+
+
 @dataclass(slots=True)
-class OveroptimisationGuard:
-    """Takes one measurement after the other."""
+class FallDetector:
+    """Takes one measurement of the proxy and of one truth after the other."""
 
     window: int = WINDOW
     """Measurements that are averaged."""
@@ -52,22 +56,34 @@ class OveroptimisationGuard:
             f"{fall:.3f} from its best of {truths[best]:.3f}"
         )
 
-    def judge(self, metrics: Mapping[str, float]) -> str | None:
-        """The same from the metrics of a step: the true reward counts if there is one, else the held-out
-        preference. A step without either is no measurement."""
-        truth = metrics.get("reward/true", metrics.get("eval/preference"))
-        proxy = metrics.get("reward/mean")
-        return None if truth is None or proxy is None else self.add(proxy, truth)
-
-    def replay(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """The measurements of an earlier process of the run."""
-        for row in rows:
-            self.judge(row)
-
     def _noise(self, values: list[float]) -> float:
         """A difference of two windows that is no chance."""
         changes = [abs(new - old) for old, new in pairwise(values)]
         return _NOISE_UNITS * statistics.median(changes) / math.sqrt(self.window)
+
+
+class OveroptimisationGuard:
+    """Watches every truth that a run measures."""
+
+    def __init__(self) -> None:
+        self._detectors = {name: FallDetector() for name in TRUTHS}
+
+    def judge(self, metrics: Mapping[str, float]) -> str | None:
+        """Why the run should end after a step with these metrics; None: it should go on."""
+        proxy = metrics.get("reward/mean")
+        if proxy is None:
+            return None
+        reasons = [
+            detector.add(proxy, metrics[name])
+            for name, detector in self._detectors.items()
+            if name in metrics
+        ]
+        return next(filter(None, reasons), None)
+
+    def replay(self, rows: Iterable[Mapping[str, float]]) -> None:
+        """Takes the measurements of an earlier process of the run."""
+        for row in rows:
+            self.judge(row)
 
 
 def _means(values: list[float], window: int) -> list[float]:
