@@ -145,8 +145,9 @@ class _LmHead:
         (part,) = group.parts
         assert part is not None
         a, b = (matrix.detach().to(weight.dtype) for matrix in (group.a, part.b))
-        merges = isinstance(backbone, LlamaBackbone) and not backbone.is_quantized
-        if not merges or weight.device.type not in _MERGED_DEVICES:
+        if not isinstance(backbone, LlamaBackbone) or backbone.is_quantized:
+            return cls(weight, a, b, part.scale, None, invariant)
+        if weight.device.type not in _MERGED_DEVICES:
             return cls(weight, a, b, part.scale, None, invariant)
         fused = torch.cat((merge_head(backbone, lora), b), dim=1)
         return cls(fused[:, : weight.shape[1]], a, b, part.scale, fused, invariant)

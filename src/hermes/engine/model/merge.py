@@ -54,7 +54,7 @@ def merge_sites(sites: Iterable[MergeSite]) -> None:
                 site.base,
                 site.out,
                 site.group.a.contiguous(),
-                tuple(part and part.b.contiguous() for part in site.group.parts),
+                tuple(None if part is None else part.b.contiguous() for part in site.group.parts),
             )
             for site in members
         ]

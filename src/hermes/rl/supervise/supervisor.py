@@ -114,11 +114,12 @@ class RunSupervisor:
 
     def supervise(self) -> RunState:
         """Returns the final state once the run has ended; of a run that has, nothing is changed."""
-        if self._status.state.ended:
-            return self._status.state
+        former = self._status
+        if former.state.ended:
+            return former.state
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        recorded = self._status.processes
+        recorded = former.processes
         self._set(
             supervisor=ProcessId.of(os.getpid()),
             processes={spec.name: recorded.get(spec.name, ProcessStatus()) for spec in self._specs},
