@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -39,6 +40,20 @@ def archive(skill: Skill, cache: Path) -> Path:
         if error.offline:
             pytest.skip(f"needs the Python registry: {error.message}")
         raise
+
+
+def unpack(archive: Path, target: Path) -> Path:
+    """The folder with the sources of a wheel or a source distribution; what is compiled stays in there."""
+    suffixes = (".py", ".json", ".jinja")
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            wheel.extractall(target, [name for name in wheel.namelist() if name.endswith(suffixes)])
+        return target
+    with tarfile.open(archive) as distribution:
+        members = [member for member in distribution if member.name.endswith(suffixes)]
+        distribution.extractall(target, members, filter="data")
+    (folder,) = target.iterdir()
+    return folder
 
 
 def run_script(
@@ -81,9 +96,7 @@ MISTAKES = {
 @pytest.mark.timeout(1800)
 def test_vllms_own_parser_takes_every_command_line_of_the_skill(tmp_path: Path) -> None:
     skill = installed(tmp_path, "vllm", "vllm serve")
-    with zipfile.ZipFile(archive(skill, tmp_path / "cache")) as wheel:
-        names = [name for name in wheel.namelist() if name.endswith((".py", ".json", ".jinja"))]
-        wheel.extractall(tmp_path / "vllm", names)
+    source = unpack(archive(skill, tmp_path / "cache"), tmp_path / "vllm")
     lines = [
         words[2:]
         for page in pages(skill)
@@ -94,10 +107,10 @@ def test_vllms_own_parser_takes_every_command_line_of_the_skill(tmp_path: Path) 
     ]
     assert len(lines) >= 2, "the skill shows how to serve"
     # Classes of vLLM derive from msgspec's: an empty module in its place would not do.
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "vllm")]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(source)]
     subprocess.run([*pip, "msgspec"], check=True)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("vllm_parser.py")), str(tmp_path / "vllm")],
+        [sys.executable, str(Path(__file__).with_name("vllm_parser.py")), str(source)],
         input=json.dumps([*lines, *(["model", *mistake.split()] for mistake in MISTAKES)]),
         capture_output=True,
         text=True,

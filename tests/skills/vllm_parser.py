@@ -2,7 +2,7 @@
 
     python vllm_parser.py FOLDER < lines.json
 
-FOLDER has the Python files of vLLM's wheel. Its compiled parts, and packages that need a GPU, are absent on
+FOLDER has the Python files of a vLLM release. Its compiled parts, and packages that need a GPU, are absent on
 most machines; vLLM's documentation is built without them too. A module that cannot be found is replaced by an
 empty one, and its name is printed. Every option comes from vLLM's code.
 """
@@ -18,6 +18,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -38,8 +39,11 @@ class AbsentModule(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-def build_parser() -> Any:
-    arguments = importlib.import_module("vllm.entrypoints.launchers.cli_args")
+def build_parser(folder: Path) -> Any:
+    """The module of the options has moved between releases; its function has kept its name."""
+    files = (folder / "vllm" / "entrypoints").rglob("cli_args.py")
+    (file,) = [file for file in files if "def make_arg_parser(" in file.read_text(encoding="utf-8")]
+    arguments = importlib.import_module(".".join(file.relative_to(folder).with_suffix("").parts))
     flexible = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
     return arguments.make_arg_parser(flexible(prog="vllm serve"))
 
@@ -71,11 +75,11 @@ def parse(parser: Any, words: Sequence[str]) -> str | None:
 
 
 def main() -> None:
-    folder, lines = sys.argv[1], json.load(sys.stdin)
-    sys.path.insert(0, folder)
+    folder, lines = Path(sys.argv[1]), json.load(sys.stdin)
+    sys.path.insert(0, str(folder))
     os.environ["VLLM_TARGET_DEVICE"] = "cpu"
     with contextlib.redirect_stdout(sys.stderr):
-        parser, absent = without_absent(build_parser)
+        parser, absent = without_absent(lambda: build_parser(folder))
         options = sorted(option for action in parser._actions for option in action.option_strings)
         problems = [parse(parser, words) for words in lines]
     print(json.dumps({"options": options, "problems": problems, "absent": absent}))

@@ -59,6 +59,8 @@ class ScheduledCall(Generic[T]):
     future: Future[T] = field(default_factory=Future)
     task: Task[T] | None = None
     """None until it has started."""
+    running: bool = False
+    """Whether it runs at this moment."""
     ending: BaseException | None = None
     """Why it is to end, where it was running when it was ended."""
 
@@ -66,6 +68,7 @@ class ScheduledCall(Generic[T]):
         """Runs to the next yield; returns whether the call is done, and the future it waits for."""
         if self.task is None and not self.future.set_running_or_notify_cancel():
             return True, None
+        self.running = True
         try:
             if self.task is None:
                 self.task = self.start()
@@ -78,11 +81,13 @@ class ScheduledCall(Generic[T]):
             self.future.set_result(end.value)
         except Exception as error:  # noqa: BLE001 - it becomes the call's result
             self.future.set_exception(reported_error(error, self.subject))
+        finally:
+            self.running = False
         return True, None
 
     def end(self, error: BaseException) -> None:
         """Stops an unfinished call and fails its future; one that is running ends at its next pause."""
-        if self.task is not None and self.task.gi_running:
+        if self.running:
             self.ending = error
             return
         if self.task is not None:

@@ -97,7 +97,7 @@ def _pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
         pause()
         out = attend(layer, q, k, v)
         if out.requires_grad:
-            out.register_hook(lambda _: pause())
+            out.register_hook(lambda _: pause())  # type: ignore[no-untyped-call]
         return out
 
     return pausing
