@@ -3,7 +3,7 @@
     python -m hermes.rl.supervise.daemon RUN_DIR
 
 It returns at once and leaves two processes behind: the supervisor, and a keeper that starts another one if it
-is killed. A run has one supervisor at a time: a second one finds the lock taken and exits.
+is killed, by a fork, which has the modules already. A run has one supervisor at a time: a second one finds the lock taken and exits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 from hermes.disk.filelock import FileLock
 from hermes.errors import HermesError
 from hermes.rl.run import RlRun, RunState, now_ms
+from hermes.rl.supervise.plan import RunPlan
 from hermes.rl.supervise.process import signal_group
+from hermes.rl.supervise.supervisor import RunSupervisor
 
 _MAX_DEATHS = 20
 """Supervisors of one run that may die before the run fails."""
@@ -67,9 +69,6 @@ def _attempt(run: RlRun, work: Callable[[RlRun], None]) -> int:
 
 def supervise_run(run: RlRun) -> None:
     """Supervises the run to its end."""
-    from hermes.rl.supervise.plan import RunPlan
-    from hermes.rl.supervise.supervisor import RunSupervisor
-
     try:
         plan = RunPlan(run)
         supervisor = RunSupervisor(
