@@ -1,7 +1,9 @@
 """Signals as a stop request: the first one ends a run in order, the second one ends it immediately.
 
-Python's signal handlers are used rather than asyncio's: they also run while the environment's code blocks the
-event loop. If the process is still alive some seconds after the second signal, it is ended from a thread.
+Signals are counted by a thread that reads Python's wakeup descriptor, so that they count while the
+environment's code blocks the event loop. A handler in Python would not do: it runs in the main thread, and
+the system may deliver a second signal to another one, which does not end a `time.sleep` of the main thread.
+If the process is still alive some seconds after the second signal, it is ended.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -20,6 +23,7 @@ from hermes.envs.concurrency import wait_all, wait_first
 
 logger = logging.getLogger(__name__)
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_TIMEOUT_S = 6.0
 """How long the process may take to exit after the second signal."""
 
@@ -54,23 +58,46 @@ def stop_on_signals(stop: StopRequest, save_before_exit: Callable[[], None]) -> 
         yield
         return
     loop = asyncio.get_running_loop()
-    signals = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal signals
-        signals += 1
-        loop.call_soon_threadsafe((stop.requested if signals == 1 else stop.immediate).set)
-        if signals == 2:
-            timer = threading.Timer(_EXIT_TIMEOUT_S, _end_process, [save_before_exit])
-            timer.daemon = True
-            timer.start()
-
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    counting = threading.Thread(
+        target=_count_signals, args=(reader, loop, stop, save_before_exit), name="signals", daemon=True
+    )
+    previous_wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, _ignore) for number in _SIGNALS}
+    counting.start()
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_wakeup)
+        writer.close()
+        counting.join()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The number was written to the wakeup descriptor; without a handler the signal would end the process."""
+
+
+def _count_signals(
+    reader: socket.socket,
+    loop: asyncio.AbstractEventLoop,
+    stop: StopRequest,
+    save_before_exit: Callable[[], None],
+) -> None:
+    """Until the other end is closed."""
+    received = 0
+    with reader:
+        while numbers := reader.recv(1):
+            if numbers[0] not in _SIGNALS:
+                continue
+            received += 1
+            loop.call_soon_threadsafe((stop.requested if received == 1 else stop.immediate).set)
+            if received == 2:
+                timer = threading.Timer(_EXIT_TIMEOUT_S, _end_process, [save_before_exit])
+                timer.daemon = True
+                timer.start()
 
 
 def _end_process(save_before_exit: Callable[[], None]) -> None:
