@@ -100,6 +100,13 @@ def launch(model: Path | str, state_dir: Path, *arguments: str, **variables: str
     return Server(process, url, state_dir)
 
 
+def worker_pids(server: Server) -> list[int]:
+    """The children of the server that are workers, in the order of their start."""
+    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    pids = sorted({int(pid) for task in tasks for pid in task.read_text().split()})
+    return [pid for pid in pids if b"replicas.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def make_tiny(folder: Path) -> Path:
     """A model folder with a tokenizer whose tokens are single bytes and words."""
     tiny_model("llama").save_pretrained(folder)

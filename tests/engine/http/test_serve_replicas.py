@@ -13,15 +13,8 @@ from tinker import types as tt
 from hermes.cli.engine import _replica_count
 from hermes.errors import UsageError
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, Server, batch, prompt
+from tests.engine.http.engine_process import KEY, batch, prompt, worker_pids
 from tests.waiting import wait_until
-
-
-def worker_pids(server: Server) -> list[int]:
-    """The children of the server that are workers, in the order of their start."""
-    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    pids = sorted({int(pid) for task in tasks for pid in task.read_text().split()})
-    return [pid for pid in pids if b"replicas.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def is_alive(pid: int) -> bool:
