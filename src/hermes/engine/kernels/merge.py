@@ -38,8 +38,8 @@ def _merge(
     row = first + tl.arange(0, ROWS)
     col = tl.program_id(1).to(tl.int64) * COLS + tl.arange(0, COLS)
     inside = (row < end)[:, None] & (col < inputs)[None, :]
-    place = row[:, None] * inputs + col[None, :]
-    total = tl.load(base + place, mask=inside, other=0.0).to(tl.float32)
+    offsets = row[:, None] * inputs + col[None, :]
+    total = tl.load(base + offsets, mask=inside, other=0.0).to(tl.float32)
     delta = tl.zeros([ROWS, COLS], tl.float32)
     for start in range(0, rank, DEPTH):
         depth = start + tl.arange(0, DEPTH)
@@ -49,7 +49,7 @@ def _merge(
         down = tl.load(a + (a_first + depth)[:, None] * inputs + col[None, :], mask=down_mask, other=0.0)
         delta = tl.dot(up.to(tl.float32), down.to(tl.float32), delta, input_precision="ieee")
     total += tl.load(scales + member) * delta
-    tl.store(out + place, total.to(DTYPE), mask=inside)
+    tl.store(out + offsets, total.to(DTYPE), mask=inside)
 
 
 @lru_cache(maxsize=64)
