@@ -88,14 +88,8 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
 
 def _quantiles(scores: Sequence[float]) -> dict[str, float]:
     """The rewards at a tenth, at half and at nine tenths of the sorted scores, interpolated."""
-    ordered = sorted(scores)
-    quantiles = {}
-    for percent in (10, 50, 90):
-        position = (len(ordered) - 1) * percent / 100
-        low = math.floor(position)
-        high = min(low + 1, len(ordered) - 1)
-        quantiles[f"reward/p{percent}"] = ordered[low] + (position - low) * (ordered[high] - ordered[low])
-    return quantiles
+    deciles = statistics.quantiles(scores, n=10, method="inclusive") if len(scores) > 1 else [scores[0]] * 9
+    return {"reward/p10": deciles[0], "reward/p50": deciles[4], "reward/p90": deciles[8]}
 
 
 def _environment_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
