@@ -3,7 +3,8 @@
     python -m hermes.rl.supervise.daemon RUN_DIR
 
 It returns at once and leaves two processes behind: the supervisor, and a keeper that starts another one if it
-is killed, by a fork, which has the modules already. A run has one supervisor at a time: a second one finds the lock taken and exits.
+is killed, by a fork, which has the modules already. A run has one supervisor at a time: a second one finds
+the lock taken and exits.
 """
 
 from __future__ import annotations
