@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -41,6 +41,8 @@ class Killer:
     victim: str
     left: int
     chance: random.Random
+    killed: set[ProcessId] = field(default_factory=set)
+    """On a busy machine a process may run on for a moment."""
 
     def attend(self, run: RlRun) -> Iterator[None]:
         """Kills in the run as it goes on, waits for its end and checks its books."""
@@ -73,6 +75,7 @@ class Killer:
         process = self._process(run)
         if process is not None and self.left and not run.status().state.ended:
             os.kill(process.pid, signal.SIGKILL)
+            self.killed.add(process)
             self.left -= 1
 
     def _process(self, run: RlRun) -> ProcessId | None:
@@ -83,7 +86,8 @@ class Killer:
         else:
             part = status.processes.get(self.victim)
             process = part.process_id if part else None
-        return process if process is not None and process.alive() else None
+        is_next = process is not None and process not in self.killed and process.alive()
+        return process if is_next else None
 
 
 def until(condition: Callable[[], bool]) -> Iterator[None]:
