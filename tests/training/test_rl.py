@@ -66,6 +66,8 @@ def test_every_number_of_the_seeds_and_of_the_health_set_is_written(
     assert {*SEEDS, *HEALTH} <= last.keys()
     assert last["health/truncated"] == 0.75 and last["health/tool_errors"] == 0.5
     assert last["probe/gap"] < 1e-4
+    spread = [last[f"reward/{name}"] for name in ("min", "p10", "p50", "p90", "max")]
+    assert spread == sorted(spread)
 
 
 @pytest.mark.parametrize("loss", ["ppo", "cispo"])
