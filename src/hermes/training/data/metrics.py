@@ -87,15 +87,20 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
 
 
 def _quantiles(scores: Sequence[float]) -> dict[str, float]:
-    """The rewards at a tenth, at half and at nine tenths of the sorted scores, interpolated."""
+    return {
+        "reward/p10": _quantile(scores, 0.1),
+        "reward/p50": _quantile(scores, 0.5),
+        "reward/p90": _quantile(scores, 0.9),
+    }
+
+
+def _quantile(scores: Sequence[float], share: float) -> float:
+    """The score that this share of the scores stays below, interpolated."""
     ordered = sorted(scores)
-    quantiles = {}
-    for percent in (10, 50, 90):
-        position = (len(ordered) - 1) * percent / 100
-        low = math.floor(position)
-        high = min(low + 1, len(ordered) - 1)
-        quantiles[f"reward/p{percent}"] = ordered[low] + (position - low) * (ordered[high] - ordered[low])
-    return quantiles
+    position = (len(ordered) - 1) * share
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def _environment_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
