@@ -81,7 +81,7 @@
   function markAt(plot, figure) {
     const near = marksOf(figure).filter((mark) => Math.abs(plot.valToPos(mark.step, "x") - plot.cursor.left) <= 5);
     const mark = near.find((entry) => entry.kind !== "checkpoint") || near[0];
-    return mark ? ` · ${mark.text}` : "";
+    return mark ? `${mark.text} · ` : "";
   }
   const short = (value) => (value == null ? "" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(4)));
   const newest = (figure) => {
@@ -113,7 +113,7 @@
           const at = self.cursor.idx, label = $("[data-value]", figure);
           if (at == null) { label.textContent = newest(figure); return; }
           const texts = lines(figure).map((line, index) => short(self.data[1 + 2 * index][at])).filter(Boolean);
-          label.textContent = `step ${self.data[0][at]}: ${texts.join(" · ")}${markAt(self, figure)}`;
+          label.textContent = `${markAt(self, figure)}step ${self.data[0][at]}: ${texts.join(" · ")}`;
         }],
       },
     }, data, box);
