@@ -114,8 +114,8 @@ class RunSupervisor:
 
     def supervise(self) -> RunState:
         """Returns the final state once the run has ended; of a run that has, nothing is changed."""
-        if self._status.state.ended:
-            return self._status.state
+        if (status := self._run.status()).state.ended:
+            return status.state
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         recorded = self._status.processes
