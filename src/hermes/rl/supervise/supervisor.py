@@ -114,12 +114,11 @@ class RunSupervisor:
 
     def supervise(self) -> RunState:
         """Returns the final state once the run has ended; of a run that has, nothing is changed."""
-        former = self._status
-        if former.state.ended:
-            return former.state
+        if (status := self._run.status()).state.ended:
+            return status.state
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        recorded = former.processes
+        recorded = self._status.processes
         self._set(
             supervisor=ProcessId.of(os.getpid()),
             processes={spec.name: recorded.get(spec.name, ProcessStatus()) for spec in self._specs},
