@@ -10,6 +10,7 @@ Two kinds of packages are supported: those that export a Taskset, optionally wit
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import importlib.metadata
@@ -21,6 +22,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Protocol
 
 SUPPORTED = ((0, 3), (0, 4))
@@ -222,12 +224,22 @@ def _import_author_module(name: str, version: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, AttributeError) as error:
         text = str(error)
-        is_classic = "verifiers" in text and any(f"'{classic}'" in text for classic in _CLASSIC_NAMES)
-        if is_classic and not version.startswith("0.3."):
+        names_classic = "verifiers" in text and any(f"'{classic}'" in text for classic in _CLASSIC_NAMES)
+        # What it imports beside verifiers came with the older version, as `datasets` did.
+        if (names_classic or _defines_load_environment(name)) and not version.startswith("0.3."):
             raise WorkerFailure(
                 "version", f"module '{name}' uses the classic API, which verifiers {version} does not have"
             ) from error
         raise
+
+
+def _defines_load_environment(name: str) -> bool:
+    """By the source of a module that cannot be imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    tree = ast.parse(Path(spec.origin).read_bytes())
+    return any(isinstance(node, ast.FunctionDef) and node.name == "load_environment" for node in tree.body)
 
 
 async def _load_classic(module: Any, package: str, params: dict[str, Any], version: str) -> LoadedEnvironment:
