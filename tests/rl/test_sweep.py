@@ -89,10 +89,8 @@ def test_the_learning_rate_that_is_chosen_can_be_set_as_the_last_line_says(home_
     command = table[-1].partition("to use it: hermes ")[2].split()
     assert rates == {"0.0001", "0.01"} and command[-1] in rates
     assert hermes(home, *command).returncode == 0
-    (field,) = [
-        row for row in answer(home, "rl", "config")["fields"] if row["name"].endswith("learning_rate")
-    ]
-    assert field["value"] == float(command[-1])
+    fields = {row["name"]: row for row in answer(home, "rl", "config")["locked_fields"]}
+    assert fields["tinker.learning_rate"]["current_value"] == float(command[-1])
 
 
 def test_a_sweep_with_a_value_that_is_not_allowed_starts_nothing(home_with: MakeHome) -> None:
