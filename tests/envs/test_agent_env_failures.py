@@ -86,7 +86,7 @@ async def test_a_server_that_is_down_is_an_infrastructure_failure(
 ) -> None:
     with policy(tokenizer, lambda prompt: "") as server:
         url = server.base_url
-    env = make(FileEnv, url, tokenizer, group_size=1, terminal_lifetime=3)
+    env = make(FileEnv, url, tokenizer, group_size=1, terminal_lifetime=30)
     await env.setup()
     with pytest.raises(ProviderError, match="connection refused"):
         await env.collect_trajectories(await env.get_next_item())

@@ -165,9 +165,9 @@ async def test_source_that_python_reads_otherwise_than_a_person_is_refused(tmp_p
     "field, value",
     [
         ("terminal_backend", "docker"),
-        ("data_path_to_save_groups", "/tmp/x.jsonl"),
-        ("data_dir_to_save_evals", "/tmp/x"),
-        ("judge_cache", "/tmp/x"),
+        ("data_path_to_save_groups", "{tmp_path}/x.jsonl"),
+        ("data_dir_to_save_evals", "{tmp_path}/x"),
+        ("judge_cache", "{tmp_path}/x"),
         ("judge_base_url", "http://elsewhere"),
         ("rollout_server_url", "http://elsewhere"),
     ],
@@ -177,6 +177,7 @@ async def test_the_agent_sets_no_field_that_writes_sends_or_lifts_isolation(
 ) -> None:
     home, workspace = tmp_path / "home", tmp_path / "work"
     workspace.mkdir()
+    value = value.format(tmp_path=tmp_path)
     await _call(home, workspace, Person(False), "rl_select_environment", name="web_research")
     result = await _call(home, workspace, Person(False), "rl_edit_config", field=field, value=value)
     assert "is locked" in result["error"], result
