@@ -79,7 +79,12 @@ def training(server: Server, client: tinker.ServiceClient, model: str) -> Callab
 
 @pytest.mark.parametrize(
     ("prepare", "answered"),
-    [(generation, 1), (scored_completion, LENGTH + 1), (scoring, LENGTH), (training, 2 * (LENGTH - 1))],
+    [
+        (generation, 1),
+        pytest.param(scored_completion, LENGTH + 1, marks=pytest.mark.slow),
+        pytest.param(scoring, LENGTH, marks=pytest.mark.slow),
+        pytest.param(training, 2 * (LENGTH - 1), marks=pytest.mark.slow),
+    ],
 )
 def test_small_requests_and_heartbeats_end_before_a_long_request_that_came_first(
     server: Server, client: tinker.ServiceClient, folder: Path, prepare: Prepare, answered: int
