@@ -1,6 +1,6 @@
-"""A Ray cluster of two nodes on loopback, for tests: run as a script, it lives until its standard input ends.
+"""A Ray cluster of some nodes on loopback, for tests: run as a script, it lives until standard input ends.
 
-Prints one JSON line: the cluster's address and the process id of the second node's raylet. Each node has a
+Prints one JSON line: the cluster's address and the process ids of the nodes' raylets. Each node has a
 HERMES_HOME of its own, as nodes on two machines would have; the homes and Ray's folder are the arguments.
 """
 
@@ -16,12 +16,15 @@ def main(ray_folder: str, *homes: str) -> None:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    for home in homes:
-        node = cluster.add_node(
+    nodes = [
+        cluster.add_node(
             num_cpus=1, include_dashboard=False, temp_dir=ray_folder, env_vars={"HERMES_HOME": home}
         )
-    raylet = node.all_processes["raylet"][0].process.pid
-    print(json.dumps({"address": cluster.address, "second_raylet": raylet}), flush=True)
+        for home in homes
+    ]
+    raylets = [node.all_processes["raylet"][0].process.pid for node in nodes]
+    report = {"address": cluster.address, "second_raylet": raylets[-1], "raylets": raylets}
+    print(json.dumps(report), flush=True)
     sys.stdin.read()
     for node in (*cluster.worker_nodes, cluster.head_node):
         node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)

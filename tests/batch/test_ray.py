@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -10,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,43 +17,10 @@ import pytest
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, start, write_tasks
+from tests.batch.ray_nodes import TOKEN, children_of, cluster, needs_ray
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, delayed
 from tests.waiting import wait_until
-
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install '.[ray]'"
-)
-TOKEN = "0123456789abcdef" * 4
-
-
-@contextmanager
-def cluster(*homes: Path, token: str | None = TOKEN) -> Iterator[dict[str, Any]]:
-    """Two nodes; yields what tests/batch/ray_cluster.py prints."""
-    auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), **auth}
-    with (
-        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,  # sockets: short
-        tempfile.TemporaryFile("w+") as complaints,
-    ):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.batch.ray_cluster", f"{folder}/ray", *map(str, homes)],
-            env={**environ, "HOME": folder, "RAY_TMPDIR": folder},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-        )
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            told = process.stdout.readline()
-            if not told:
-                complaints.seek(0)
-                pytest.fail(f"no cluster: {complaints.read()[-2000:]}")
-            yield json.loads(told)
-        finally:
-            process.stdin.close()
-            process.wait(timeout=60)
 
 
 def on_ray(found: dict[str, Any]) -> list[str]:
@@ -130,11 +94,6 @@ def wait_for_segments(folder: Path, count: int) -> None:
     """Until that many workers have finished a sample."""
     journal = folder / "data/run/journal"
     wait_until(lambda: sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) >= count)
-
-
-def children_of(pid: int) -> list[int]:
-    """On a node, the raylet's: its agents and the actors."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @needs_ray

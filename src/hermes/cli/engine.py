@@ -71,6 +71,13 @@ def engine() -> None:
     help="Worker processes, each with a copy of the model; auto: one a GPU, or one for eight CPU cores.",
 )
 @click.option(
+    "--ray",
+    "ray_address",
+    metavar="HOST:PORT",
+    help="Run the workers on the nodes of this Ray cluster; --replicas auto: one a GPU, or one a node.",
+)
+@click.option("--ray-insecure", is_flag=True, help="Use a Ray cluster that requires no token.")
+@click.option(
     "--exact",
     is_flag=True,
     help="Sampler and trainer give the same logprobs bit for bit: slower, and only on a GPU in bfloat16.",
@@ -122,6 +129,8 @@ def serve(
     quantize: str | None,
     max_adapters: int,
     replicas: str,
+    ray_address: str | None,
+    ray_insecure: bool,
     exact: bool,
     max_length: int | None,
     kv_gib: float | None,
@@ -140,6 +149,7 @@ def serve(
     """
     import logging
     import os
+    import sys
 
     from hermes.config.paths import home
     from hermes.engine.info import EngineOptions
@@ -171,16 +181,18 @@ def serve(
         parser=get_parser(tool_parser).name,
         any_user=no_token,
         replicas=_replica_count(replicas),
+        ray_address=ray_address,
+        ray_insecure=ray_insecure,
     )
     if no_token and options.token is None:
         click.echo(
             "--no-token: every user of this machine can use, download and delete the adapters", err=True
         )
-    sign = Waiting()
+    sign, output = Waiting(), sys.stdout  # Ray's own output is discarded while a cluster is used
 
     def announce(address: str) -> None:
         sign.stop()
-        click.echo(f"engine on {address}, model {names[0]}")
+        click.echo(f"engine on {address}, model {names[0]}", file=output)
 
     sign.start(f"loading {names[0]}")
     try:

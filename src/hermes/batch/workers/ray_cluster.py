@@ -34,14 +34,19 @@ _PROBE = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
 _PROBE_S = 120.0
 
 
-def prepare(address: str | None, *, insecure: bool) -> None:
-    """Configures the process for the cluster at `address` or a new one; refuses one without token."""
+def prepare(
+    address: str | None, *, insecure: bool, purpose: str = "--executor ray", flag: str = "--ray-address"
+) -> None:
+    """Configures the process for the cluster at `address` or a new one; refuses one without token.
+
+    `purpose` and `flag`: what needs Ray, and the option that names the address, for errors.
+    """
     if importlib.util.find_spec("ray") is None:
-        raise MissingDependencyError("ray", "ray", "--executor ray")
+        raise MissingDependencyError("ray", "ray", purpose)
     if address is None:
         os.environ.update({**_LOOPBACK_ONLY, **_TOKEN_MODE, "RAY_AUTH_TOKEN": _own_token()})
     else:
-        _prepare_connection(address, insecure=insecure)
+        _prepare_connection(address, flag, insecure=insecure)
 
 
 @contextmanager
@@ -79,11 +84,11 @@ def _connect(address: str, **options: Any) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _prepare_connection(address: str, *, insecure: bool) -> None:
+def _prepare_connection(address: str, flag: str, *, insecure: bool) -> None:
     host, _, port = address.rpartition(":")
     if "/" in address or not host or not port.isdecimal():
         raise UsageError(
-            f"--ray-address {address} is not HOST:PORT",
+            f"{flag} {address} is not HOST:PORT",
             "give the address that the head node's 'ray start' printed, on a machine that is a node itself",
         )
     if host in _LOOPBACK_HOSTS:

@@ -1,4 +1,4 @@
-"""The front's end of one worker process: starts it, sends calls, receives replies, and learns of its death.
+"""The front's end of one worker: starts it, sends calls, receives replies, and learns of its death.
 
 When the process is gone, for whatever reason, every call that was in flight fails with `WorkerLostError`, and
 `on_lost` is called once. The work of such a call had no effect outside the process, so that it can be sent to
@@ -8,19 +8,15 @@ another one.
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
 from hermes.engine.info import EngineStats
 from hermes.engine.replicas.messages import Call, Reply, WorkerReady, WorkerSettings, decode_error
+from hermes.engine.replicas.process import ReplicaProcess
 from hermes.errors import HermesError
 
 OnToken = Callable[[int, int, float], None]
@@ -41,7 +37,7 @@ class WorkerClient:
         self,
         name: str,
         settings: WorkerSettings,
-        environ: Mapping[str, str],
+        start: Callable[[], ReplicaProcess],
         on_lost: Callable[[WorkerClient], None],
     ) -> None:
         """Starts the process; `ready` is done when its model is loaded, or fails with the reason."""
@@ -55,16 +51,9 @@ class WorkerClient:
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._lost = False
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hermes.engine.replicas.worker", str(theirs.fileno())],
-                env={**os.environ, **environ},
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the front, which ends its workers
-            )
-        self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self.process = start()
+        self._connection: Connection[Any, Any] | None = None
+        """None until the process has connected; no call is made before it is ready."""
         threading.Thread(target=self._read, args=(settings,), name=f"hermes-{name}", daemon=True).start()
 
     @property
@@ -88,6 +77,7 @@ class WorkerClient:
             self._pending[number] = (future, on_token)
         try:
             with self._send_lock:
+                assert self._connection is not None, "it is not ready"
                 self._connection.send(Call(number, name, arguments))
         except (OSError, ValueError):  # the reading thread fails the call
             pass
@@ -95,29 +85,29 @@ class WorkerClient:
 
     def kill(self) -> None:
         """Ends the process at once; a process that has ended is no error."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
 
     def describe_end(self) -> str:
-        code = self.process.wait()
-        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return self.process.describe_end()
 
     def _read(self, settings: WorkerSettings) -> None:
         try:
-            self._connection.send(settings)
+            self._connection = connection = self.process.connect()
+            connection.send(settings)
             while True:
-                self._accept(self._connection.recv())
+                self._accept(connection.recv())
+        except HermesError as error:
+            self.ready.set_exception(error)
         except (EOFError, OSError):
             pass
-        try:
-            self.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
+        if not self.process.wait(_EXIT_S):
             self.kill()
             self.process.wait()
         with self._lock:
             self._lost = True
             pending, self._pending = self._pending, {}
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
         try:
             self._on_lost(self)
         finally:

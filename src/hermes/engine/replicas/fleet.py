@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.client import WorkerClient
 from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
+from hermes.engine.replicas.process import LocalProcess, ReplicaProcess
 from hermes.engine.types import EngineCapacityError
 from hermes.errors import HermesError, HostError
 
@@ -30,7 +32,7 @@ _CORES_PER_REPLICA = 8
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
     settings: WorkerSettings
-    environ: dict[str, str]
+    start: Callable[[], ReplicaProcess]
 
 
 def auto_replicas() -> int:
@@ -49,13 +51,13 @@ def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
         memory = None if options.memory_bytes is None else options.memory_bytes // replicas
         threads = max(1, (os.cpu_count() or 1) // replicas)
         settings = WorkerSettings(replace(options, memory_bytes=memory), threads)
-        return [WorkerPlacement(settings, {}) for _ in range(replicas)]
+        return [WorkerPlacement(settings, partial(LocalProcess, {})) for _ in range(replicas)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = visible if len(visible) == gpus and visible[0] else [str(number) for number in range(gpus)]
     share = 1 / -(-replicas // gpus)
     settings = WorkerSettings(replace(options, device="cuda", device_share=share), 0)
     return [
-        WorkerPlacement(settings, {"CUDA_VISIBLE_DEVICES": names[number % gpus]})
+        WorkerPlacement(settings, partial(LocalProcess, {"CUDA_VISIBLE_DEVICES": names[number % gpus]}))
         for number in range(replicas)
     ]
 
@@ -67,10 +69,15 @@ class WorkerFleet:
         on_ready: Callable[[int, WorkerClient], None],
         on_lost: Callable[[WorkerClient], None],
         on_change: Callable[[], None],
+        *,
+        on_host: bool = True,
     ) -> None:
-        """`on_lost` is called under the lock. `on_change` is called, in any thread, after a worker became
-        available, and when none is left."""
-        self._placements = placements
+        """`on_host`: all workers are on this machine, whose memory they share.
+
+        `on_ready` and `on_lost` are called under the lock, the first one before the worker is available.
+        `on_change` is called, in any thread, after a worker became available, and when none is left.
+        """
+        self._placements, self._on_host = placements, on_host
         self._on_ready, self._on_lost, self._on_change = on_ready, on_lost, on_change
         self.lock = threading.RLock()
         """Held while workers join, and by whoever must not miss one that joins."""
@@ -133,7 +140,7 @@ class WorkerFleet:
         from hermes.engine.memory import free_bytes
 
         further = len(self._placements) - 1
-        if first.device != "cpu" or not further:
+        if first.device != "cpu" or not further or not self._on_host:
             return
         quantized = self._placements[0].settings.engine.quantize is not None
         needed = cpu_bytes_needed(first.base_bytes, quantized=quantized)
@@ -149,7 +156,7 @@ class WorkerFleet:
         placement = self._placements[number]
         name = f"worker {number + 1}"
         with self.lock:
-            client = WorkerClient(name, placement.settings, placement.environ, self._lost)
+            client = WorkerClient(name, placement.settings, placement.start, self._lost)
             self._starting[number] = client
         client.ready.add_done_callback(lambda future: self._join(number, client, future.exception() is None))
         return client

@@ -32,7 +32,7 @@ from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyIn
 from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.replicas.client import WorkerClient, WorkerLostError
-from hermes.engine.replicas.fleet import WorkerFleet, place
+from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
 from hermes.engine.replicas.messages import encode_weights
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
@@ -75,10 +75,18 @@ class _AdapterLane:
 class EngineFront:
     """Loads the base model in every worker when it is created; `close` ends them."""
 
-    def __init__(self, options: EngineOptions, replicas: int, parts: int | None = None) -> None:
-        """`parts`: of a training call; None: as many as replicas."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        replicas: int,
+        parts: int | None = None,
+        placements: list[WorkerPlacement] | None = None,
+    ) -> None:
+        """`parts`: of a training call; None: as many as replicas. `placements`: None: on this machine."""
         self._parts = parts or replicas
-        self._fleet = WorkerFleet(place(options, replicas), self._welcome, self._on_lost, self._on_change)
+        on_host = placements is None
+        placements = place(options, replicas) if placements is None else placements
+        self._fleet = WorkerFleet(placements, self._welcome, self._on_lost, self._on_change, on_host=on_host)
         self._samples = SampleRouter(self._fleet, replicas)
         self._lanes: dict[str, _AdapterLane] = {}
         self._lock = threading.Lock()

@@ -32,11 +32,12 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s worker: %(message)s")
     front: Connection[Any, Any] = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):
-        _serve(front)
+        serve_front(front)
     os._exit(0)  # the front is gone: nobody wants what is being computed
 
 
-def _serve(front: Connection[Any, Any]) -> None:
+def serve_front(front: Connection[Any, Any]) -> None:
+    """Loads the model that the front names, and does what it sends. EOFError: the front is gone."""
     import_torch()
     import torch
 

@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +47,10 @@ class ServerOptions:
     """How long a client may send nothing before its session ends and its adapters are dropped."""
     replicas: int | None = 1
     """Worker processes, each with a copy of the base model; 1: none beside this process, None: one a GPU."""
+    ray_address: str | None = None
+    """HOST:PORT of the Ray cluster whose nodes have the workers; None: they are on this machine."""
+    ray_insecure: bool = False
+    """A cluster that accepts every client is used all the same."""
     parser: str = "hermes"
     """Format in which the model calls tools, in chat; one of hermes.models.parsers."""
 
@@ -61,19 +65,40 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
     policy_for(TOKEN_SCHEME, options.host, options.token)
+    if options.ray_address is not None:  # before anything imports Ray
+        from hermes.batch.workers.ray_cluster import prepare
+
+        prepare(options.ray_address, insecure=options.ray_insecure, purpose="--ray", flag="--ray")
     import_torch()
     from hermes.engine.checkpoints.store import CheckpointStore
 
     with (
         listen(options.host, options.port, _BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
-        contextlib.closing(_load_engine(options)) as engine,
+        _open_engine(options) as engine,
     ):
         run_event_loop(_run(options, engine, store, listener, announce))
 
 
+@contextlib.contextmanager
+def _open_engine(options: ServerOptions) -> Iterator[EngineInterface]:
+    """The engine of this process, or a front with its workers here or on a Ray cluster; it runs."""
+    if options.ray_address is None:
+        with contextlib.closing(_load_engine(options)) as engine:
+            yield engine
+        return
+    from hermes.batch.workers.ray_cluster import open_cluster
+    from hermes.engine.replicas.front import EngineFront
+    from hermes.engine.replicas.ray_process import RayPlaces
+
+    with open_cluster(options.ray_address, 0) as ray, contextlib.closing(RayPlaces(ray)) as places:
+        replicas = options.replicas or places.auto_replicas()
+        placements = places.place(options.engine, replicas)
+        with contextlib.closing(EngineFront(options.engine, replicas, placements=placements)) as front:
+            yield front
+
+
 def _load_engine(options: ServerOptions) -> EngineInterface:
-    """The engine of this process, or a front with its workers; it runs."""
     if options.replicas == 1:
         from hermes.engine.engine import Engine
 

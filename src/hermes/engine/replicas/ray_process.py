@@ -1,0 +1,171 @@
+"""Workers as actors of a Ray cluster: Ray places them and reports their deaths; messages take their own way.
+
+The front listens on the address that its node has in the cluster. An actor connects to it with a secret that
+it got through Ray, and is then a worker like any other. What is sent is authenticated, not encrypted: the
+network between the nodes has to be closed, as Ray's own has to be.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import secrets
+import socket
+import threading
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from hermes.engine.info import EngineOptions
+from hermes.engine.replicas.fleet import WorkerPlacement
+from hermes.engine.replicas.messages import WorkerSettings
+from hermes.engine.replicas.ray_actor import EngineActor, installed_versions
+from hermes.errors import HermesError, HostError, UsageError
+
+_POLL_S = 0.2
+_Arrival = queue.SimpleQueue["tuple[Connection[Any, Any], int]"]
+
+
+class RayPlaces:
+    """Places for workers on a cluster, and the address to which they connect."""
+
+    def __init__(self, ray: Any) -> None:
+        """`ray`: the module, connected to a cluster."""
+        self.ray = ray
+        self._secret = secrets.token_bytes(32)
+        self._server = socket.create_server((ray.util.get_node_ip_address(), 0))
+        self._arrivals: dict[str, _Arrival] = {}
+        threading.Thread(target=self._accept, name="hermes-ray-accept", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def auto_replicas(self) -> int:
+        """One a GPU; in a cluster without GPUs one a node."""
+        return int(self._total("GPU")) or sum(bool(node["Alive"]) for node in self.ray.nodes())
+
+    def place(self, options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
+        """UsageError: the cluster has fewer cores than replicas."""
+        gpus, cores = self._total("GPU"), int(self._total("CPU"))
+        if replicas > cores:
+            raise UsageError(
+                f"{replicas} replicas need as many cores, and the Ray cluster has {cores}",
+                f"use --replicas {max(1, cores)} or less, or add nodes to the cluster",
+            )
+        if gpus and options.device != "cpu":
+            share = min(1.0, gpus / replicas)
+            settings = WorkerSettings(replace(options, device="cuda", device_share=share), 0)
+            resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": share}
+        else:
+            settings = WorkerSettings(options, max(1, cores // replicas))
+            resources = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        return [WorkerPlacement(settings, partial(RayProcess, self, resources)) for _ in range(replicas)]
+
+    def start(self, resources: dict[str, Any]) -> tuple[Any, Any, _Arrival]:
+        """The actor, the reference to its end, and where its connection arrives."""
+        token, arrival = secrets.token_hex(16), _Arrival()
+        self._arrivals[token] = arrival
+        actor = self.ray.remote(max_restarts=0, **resources)(EngineActor).remote()
+        address = self._server.getsockname()[:2]
+        return actor, actor.serve.remote(address, self._secret, token, installed_versions()), arrival
+
+    def _total(self, resource: str) -> float:
+        return float(self.ray.cluster_resources().get(resource, 0.0))
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._server.accept()
+            except OSError:  # it was closed
+                return
+            threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
+
+    def _greet(self, accepted: socket.socket) -> None:
+        """Hands the connection to the process that waits for it; drops one that does not know the secret."""
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection: Connection[Any, Any] = Connection(accepted.detach())
+        try:
+            deliver_challenge(connection, self._secret)
+            answer_challenge(connection, self._secret)
+            token, pid = connection.recv()
+            self._arrivals.pop(token).put((connection, pid))
+        except (multiprocessing.AuthenticationError, EOFError, OSError, KeyError):
+            connection.close()
+
+
+class RayProcess:
+    """One actor, as its front sees it."""
+
+    def __init__(self, places: RayPlaces, resources: dict[str, Any]) -> None:
+        self.pid = 0
+        """On its node; 0 until it has connected."""
+        self._ray = places.ray
+        self._actor, self._serving, self._arrival = places.start(resources)
+        self._ended = threading.Event()
+        self._end = ""
+        self._problem: HermesError | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._lock = threading.Lock()
+        threading.Thread(target=self._watch, name="hermes-ray-watch", daemon=True).start()
+
+    def connect(self) -> Connection[Any, Any]:
+        while True:
+            try:
+                connection, self.pid = self._arrival.get(timeout=_POLL_S)
+            except queue.Empty:
+                if not self._ended.is_set():
+                    continue
+                raise self._problem or ConnectionError(self._end) from None
+            with self._lock:
+                self._connection = connection
+                if self._ended.is_set():
+                    _shut_down(connection)
+            return connection
+
+    def kill(self) -> None:
+        self._ray.kill(self._actor, no_restart=True)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._ended.wait(timeout_s)
+
+    def describe_end(self) -> str:
+        self._ended.wait()
+        return self._end
+
+    def _watch(self) -> None:
+        """Until Ray reports the actor's end. A lost node closes no connection, so that is done here."""
+        errors = self._ray.exceptions
+        try:
+            self._ray.get(self._serving)
+            self._end = "ended"
+        except errors.RayTaskError as error:
+            cause = error.cause
+            self._problem = cause if isinstance(cause, HermesError) else None
+            self._end = f"failed: {_first_line(cause)}"
+        except errors.RayError as error:
+            self._end = f"was lost by Ray: {_first_line(error)}"
+            if getattr(error, "actor_init_failed", False):
+                self._problem = HostError(
+                    f"a Ray actor cannot start: {_first_line(error)}",
+                    "install Hermes with the same extras on every node",
+                )
+        with self._lock:
+            self._ended.set()
+            if self._connection is not None:
+                _shut_down(self._connection)
+
+
+def _shut_down(connection: Connection[Any, Any]) -> None:
+    """Wakes the thread that reads from the connection, with the end of the stream."""
+    try:
+        with socket.socket(fileno=os.dup(connection.fileno())) as stream:
+            stream.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the reader has closed it
+        return
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,89 @@
+"""`hermes engine serve --ray`: workers on three Ray nodes, one of which is killed, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker import types as tt
+
+from tests.batch.ray_nodes import TOKEN, children_of, cluster, needs_ray
+from tests.engine.http.conftest import Start
+from tests.engine.http.engine_process import KEY, batch, prompt
+
+AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_workers_on_three_nodes_train_and_sample_and_one_node_is_killed(
+    start: Start, model: str, tmp_path: Path
+) -> None:
+    homes = [tmp_path / f"home{number}" for number in range(3)]
+    with cluster(*homes) as nodes:
+        flags = ("--ray", nodes["address"], "--replicas", "auto", "--max-length", "256")
+        server = start(tmp_path / "state", *flags, **AUTH)
+        client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+        training = client.create_lora_training_client(model, rank=4, seed=1)
+        params = tt.SamplingParams(max_tokens=64, seed=3)
+        losses, answers = [], []
+        for step in range(4):
+            sampling = training.save_weights_and_get_sampling_client()
+            running = [sampling.sample(prompt(), 2, params) for _ in range(6)]
+            gradient = training.forward_backward(batch(6, seed=0), "cross_entropy")
+            if step == 1:
+                lost_node = nodes["raylets"][-1]
+                for pid in (lost_node, *children_of(lost_node)):
+                    os.kill(pid, signal.SIGKILL)
+            losses.append(gradient.result().metrics["loss:sum"])
+            training.optim_step(tt.AdamParams(learning_rate=0.01)).result()
+            texts = {
+                str([list(sequence.tokens) for sequence in answer.result().sequences]) for answer in running
+            }
+            assert len(texts) == 1, "whichever node samples, a seed gives the same tokens"
+            answers += running
+        assert losses == sorted(losses, reverse=True), "every step was made once"
+        assert server.metric("optimizer_steps_total") == 4
+        assert len(answers) == 24, "no sample was lost"
+        server.kill()
+
+
+def refusal(*arguments: str, **variables: str) -> str:
+    command = [sys.executable, "-m", "hermes", "engine", "serve", "--port", "0", *arguments]
+    environ = {**os.environ, **variables}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
+    assert ended.returncode in (1, 2), ended
+    assert "Traceback" not in ended.stderr
+    return ended.stderr
+
+
+@needs_ray
+def test_what_is_no_cluster_is_refused_at_the_start(tiny_folder: Path, tmp_path: Path) -> None:
+    flags = ("--model", str(tiny_folder), "--state-dir", str(tmp_path / "state"), "--ray")
+    assert "--ray nowhere is not HOST:PORT" in refusal(*flags, "nowhere")
+
+
+@needs_ray
+def test_nodes_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes.engine.replicas import ray_actor
+    from hermes.errors import HostError
+
+    front = ray_actor.installed_versions()
+    with pytest.raises(HostError, match=r"other versions .*torch .* instead of 1\.0"):
+        ray_actor.EngineActor().serve(("127.0.0.1", 1), b"", "", {**front, "torch": "1.0"})
+
+
+def test_without_ray_the_error_is_the_install_line(tiny_folder: Path, tmp_path: Path) -> None:
+    without_ray = "import sys; sys.modules['ray'] = None; from hermes.cli.main import main; sys.exit(main())"
+    flags = ("--model", str(tiny_folder), "--state-dir", str(tmp_path / "state"), "--ray", "127.0.0.1:6379")
+    command = [sys.executable, "-c", without_ray, "engine", "serve", "--port", "0", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert "--ray needs the package 'ray'" in ended.stderr
+    assert "pip install 'hermes-research[ray]'" in ended.stderr
