@@ -60,6 +60,12 @@ class WorkerClient:
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process has ended; it takes no further call."""
+        with self._lock:
+            return self._lost
+
     def call(self, name: str, *arguments: Any, on_token: OnToken | None = None) -> Future[Any]:
         """The reply's value; WorkerLostError if the process ends first."""
         return self.numbered_call(name, *arguments, on_token=on_token)[1]

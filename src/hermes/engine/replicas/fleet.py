@@ -103,8 +103,10 @@ class WorkerFleet:
         return first
 
     def available(self) -> dict[int, WorkerClient]:
+        """Without those that are known to be lost and wait for the lock to be removed: a request that is sent
+        to them fails at once, and would be taken for one that ends its workers."""
         with self.lock:
-            return dict(self._clients)
+            return {number: client for number, client in self._clients.items() if not client.is_lost}
 
     def wait_available(self) -> dict[int, WorkerClient]:
         """Waits until a worker is available. HostError: none will be, or the fleet was closed."""
