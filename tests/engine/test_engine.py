@@ -29,21 +29,12 @@ from hermes.engine.types import (
     SamplingParams,
 )
 from hermes.errors import HostError
-from tests.engine.sampling_parts import prompt, tiny_tokenizer
-from tests.engine.tiny import tiny_model
+from tests.engine.sampling_parts import prompt
 from tests.waiting import wait_until
 
 CROSS_ENTROPY = Loss("cross_entropy")
 PROBE = prompt(60, 42)
 ADAM = AdamParams(learning_rate=0.02)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "model"
-    tiny_model().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
 
 
 @pytest.fixture(scope="module")

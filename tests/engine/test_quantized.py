@@ -35,7 +35,7 @@ from hermes.engine.types import (
 )
 from tests.engine.layer_parts import CPU, texts
 from tests.engine.naive import shake
-from tests.engine.sampling_parts import prompt, tiny_tokenizer
+from tests.engine.sampling_parts import prompt
 from tests.engine.tiny import FAMILIES, tiny_model
 
 PUBLISHED = (
@@ -146,14 +146,6 @@ def test_the_kernel_of_a_gpu_gives_the_numbers_of_a_cpu(shape: tuple[int, int]) 
         for dtype in (torch.float32, torch.bfloat16):
             expected = quantize(matrix, kind).dequantize(dtype)
             assert torch.equal(quantize(matrix.cuda(), kind).dequantize(dtype).cpu(), expected)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "model"
-    tiny_model().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
 
 
 def options(folder: Path, **changes: Any) -> EngineOptions:

@@ -31,21 +31,12 @@ from hermes.engine.types import (
     SamplingParams,
     TrainOutput,
 )
-from tests.engine.sampling_parts import prompt, tiny_tokenizer
-from tests.engine.tiny import tiny_model
+from tests.engine.sampling_parts import prompt
 
 LORA = LoraConfig(rank=4, seed=7)
 ADAM = AdamParams(learning_rate=0.02)
 IMPORTANCE = Loss("importance_sampling")
 Make = Callable[..., EngineFront]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tiny") / "model"
-    tiny_model().save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
 
 
 def options(folder: Path) -> EngineOptions:
