@@ -13,6 +13,7 @@ from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
 from hermes.engine.sampling.merged_weights import DeviceRows
+from tests.engine.attention_parts import check_blocks
 from tests.engine.tiny import tiny_model
 
 LENGTHS = np.array([3, 40, 17, 0, 62])
@@ -23,7 +24,7 @@ def hidden() -> None:
 
     With windows, biases, scaled rotary, head norms, and heads that are no power of two wide.
     """
-    from hermes.engine.kernels import decode
+    from hermes.engine.kernels import attention as kernels
     from hermes.engine.sampling.cuda_fused import decode_attention, fused_hidden
 
     for family in ("llama", "llama3-rope", "mistral-window", "qwen2", "qwen3"):
@@ -42,12 +43,20 @@ def hidden() -> None:
         runs = slot_runs(first, np.full(5, 64), alone, pools[0])
         attend = decode_attend(backbone.spec, pools[0], slot_starts + lengths, runs, LENGTHS)
         want = backbone.hidden(tokens, lengths, attend, None)
-        for decode._PROGRAMS in (264, 4):
-            attention = decode_attention(backbone.spec, pools[1], slot_starts, lengths)
-            found = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, rope, attention)
-            torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+        for kernels._PROGRAMS, kernels._TILE, kernels._CHUNK in ((264, 16, 32), (4, 16, 16), (264, 64, 256)):
+            attention = decode_attention(backbone.spec, pools[1], slot_starts, lengths, 64)
+            states = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, rope, attention)
+            torch.testing.assert_close(states, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].values, pools[0].values, rtol=1e-4, atol=1e-4)
+
+
+def blocks() -> None:
+    """In fp16: the interpreter does not multiply bf16."""
+    from hermes.engine.kernels import attention as kernels
+
+    for kernels._CHUNK in (64, 256):
+        check_blocks(torch.device("cpu"), torch.float16)
 
 
 def draw() -> None:
@@ -122,5 +131,12 @@ def dequantize() -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    checks = {"hidden": hidden, "draw": draw, "invariant": invariant, "copy": copy, "dequantize": dequantize}
+    checks = {
+        "hidden": hidden,
+        "blocks": blocks,
+        "draw": draw,
+        "invariant": invariant,
+        "copy": copy,
+        "dequantize": dequantize,
+    }
     checks[sys.argv[1]]()

@@ -51,7 +51,7 @@ class PlainVarlen:
 
     def __init__(self, batch: Pack) -> None:
         tree = node_tree(batch)
-        self.copies = VarlenAttention(batch, [None], CPU).copies
+        self.copies = VarlenAttention(batch, [None], 1, CPU).copies
         self._query_lengths, self._key_lengths = tree.query_lengths.tolist(), tree.key_lengths.tolist()
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -133,7 +133,7 @@ def test_the_copies_of_a_row_are_found_from_its_node_and_position(
 ) -> None:
     (batch,) = pack(build(parts, chosen), 10_000)
     tree = node_tree(batch)
-    copies = VarlenAttention(batch, [None], torch.device("cpu")).copies
+    copies = VarlenAttention(batch, [None], 1, torch.device("cpu")).copies
     assert (copies is None) == (len(tree.key_rows) == len(batch.tokens))
     if copies is not None:
         found: list[list[int]] = [[] for _ in batch.tokens]

@@ -1,7 +1,7 @@
 """Attention over a pack: every token attends to its node up to itself, and to all of its node's ancestors.
 
 `packed_attend` picks the fastest exact implementation for the device. On CUDA in half precision it is one
-call of torch's variable-length kernel, for which only the keys and values of shared nodes are repeated
+launch of a variable-length kernel, for which only the keys and values of shared nodes are repeated
 (`packed_varlen`). Elsewhere it is a few dense blocks: a causal one per node, and a rectangular one per shared
 node, combined by their log-sum-exp. The backward pass of the combination is that of each block under the
 combined log-sum-exp, so nothing is computed twice and nothing of size [T, T] is stored.
@@ -111,8 +111,10 @@ def packed_attention(
     pack: Pack, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> PackedAttention:
     """The same attention as `packed_attend`, for a manual backward pass."""
-    fast = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    return (VarlenAttention if fast else DenseAttention)(pack, pack_windows(pack, spec), device)
+    windows = pack_windows(pack, spec)
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        return VarlenAttention(pack, windows, spec.heads // spec.kv_heads, device)
+    return DenseAttention(pack, windows, device)
 
 
 def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:

@@ -1,9 +1,12 @@
-"""Packed attention on CUDA: one call of torch's variable-length kernel per layer.
+"""Packed attention on CUDA: one launch per layer.
 
-Each node is a sequence of queries; its keys are those of its ancestors and its own. The kernel aligns
-causality to the end of the keys. If no node is shared, keys and values are passed as they are. Otherwise only
-they are repeated, and their gradients are summed in a fixed order, so that results are reproducible bit for
-bit.
+Each node is a sequence of queries; its keys are those of its ancestors and its own. If no node is shared,
+keys and values are passed as they are. Otherwise only they are repeated, and their gradients are summed in a
+fixed order, so that results are reproducible bit for bit.
+
+`VarlenAttention`, for a manual backward pass, computes the output with the sampler's kernel, so that sampler
+and trainer have the same bits, and the gradients with torch's variable-length kernel. `varlen_attend`, for
+autograd, uses torch's for both.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.packing import Pack, ranges
-from hermes.engine.attention.varlen import VarlenFunction, varlen_backward, varlen_forward
+from hermes.engine.attention.query_blocks import query_blocks
+from hermes.engine.attention.varlen import VarlenFunction, varlen_backward
 from hermes.engine.transfer import to_device
 from hermes.engine.types import Ints
 
@@ -96,7 +100,9 @@ def node_tree(pack: Pack) -> _NodeTree:
 class VarlenAttention:
     """`PackedAttention` in half precision on CUDA."""
 
-    def __init__(self, pack: Pack, windows: Sequence[int | None], device: torch.device) -> None:
+    def __init__(
+        self, pack: Pack, windows: Sequence[int | None], heads_per_kv: int, device: torch.device
+    ) -> None:
         tree = node_tree(pack)
         self._windows = windows
         self._longest = int(tree.query_lengths.max()), int(tree.key_lengths.max())
@@ -110,14 +116,18 @@ class VarlenAttention:
         )
         source, query_offsets, key_offsets, node, position, subtree_end = to_device(arrays, device)
         self._offsets = query_offsets, key_offsets
-        self._node, self._position = node, position
+        key_starts = np.cumsum(tree.key_lengths) - tree.key_lengths
+        first_positions = tree.key_lengths - tree.query_lengths
+        self._blocks = query_blocks(tree.query_lengths, key_starts, first_positions, heads_per_kv, device)
         self.copies = (
             SharedKeyCopies(source, node, position, subtree_end, key_offsets) if tree.shares else None
         )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        out, *saved = varlen_forward(q, k, v, *self._offsets, self._longest, self._windows[layer])
-        return out, tuple(saved)
+        from hermes.engine.kernels.attention import attend_blocks
+
+        out, lse = attend_blocks(q, k, v, self._blocks, self._windows[layer], lse=True)
+        return out, (lse,)
 
     def backward(
         self,
@@ -127,7 +137,12 @@ class VarlenAttention:
         out: Tensor,
         saved: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return varlen_backward(grad, *heads, out, saved, *self._offsets, self._longest, self._windows[layer])
+        (lse,) = saved
+        # The kernel asks for the state of dropout's random numbers, which it does not read without dropout.
+        unused = lse.new_empty(2, dtype=torch.uint64), lse.new_empty(0, dtype=torch.uint64)
+        return varlen_backward(
+            grad, *heads, out, (lse, *unused), *self._offsets, self._longest, self._windows[layer]
+        )
 
 
 def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.device) -> Attend:

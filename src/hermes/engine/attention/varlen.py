@@ -1,11 +1,9 @@
-"""torch's variable-length attention kernel, with one signature for all versions that have it."""
+"""torch's variable-length attention kernel, outside autograd and for it."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,35 +14,14 @@ _ORDER_FREE_KEYS = 128
 same sum."""
 
 
-def varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: tuple[int, int], window: int | None
-) -> Tensor:
-    """Causal attention of packed sequences, aligned to the end of the keys; half precision only.
-
-    q [Tq, heads, D], k and v [Tk, kv_heads, D]; `cu_*` [sequences + 1] int32 are the offsets of the
-    sequences.
-    """
-    from torch.nn.attention.varlen import varlen_attn
-
-    back = -1 if window is None else window - 1
-    # Older versions support shared key heads without this argument.
-    gqa: dict[str, Any] = {"enable_gqa": True} if _has_gqa_argument() and q.shape[1] != k.shape[1] else {}
-    out: Any = varlen_attn(q, k, v, cu_q, cu_k, *longest, window_size=(back, 0), **gqa)
-    attended: Tensor = out
-    return attended
-
-
-@cache
-def _has_gqa_argument() -> bool:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
-
-
 def varlen_forward(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: tuple[int, int], window: int | None
 ) -> tuple[Tensor, ...]:
-    """The same, outside autograd: the output, and the tensors that `varlen_backward` needs (its `saved`)."""
+    """Causal attention of packed sequences, aligned to the end of the keys; half precision only.
+
+    q [Tq, heads, D], k and v [Tk, kv_heads, D]; `cu_*` [sequences + 1] int32 are the offsets of the
+    sequences. Returns the output, and the tensors that `varlen_backward` needs (its `saved`).
+    """
     causal, back = window is None, -1 if window is None else window - 1
     outputs: Any = torch.ops.aten._flash_attention_forward(
         q, k, v, cu_q, cu_k, *longest, 0.0, causal, False, window_size_left=back, window_size_right=0
@@ -109,9 +86,3 @@ def _deterministic(keys: int) -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(before[0])
         memory.fill_uninitialized_memory = before[1]
-
-
-def offsets(lengths: object, device: torch.device) -> Tensor:
-    """[n + 1] int32: the offsets of packed sequences of these lengths."""
-    int32_lengths = torch.as_tensor(lengths, dtype=torch.int32)
-    return torch.nn.functional.pad(int32_lengths.cumsum(0, dtype=torch.int32), (1, 0)).to(device)

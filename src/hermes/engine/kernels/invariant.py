@@ -1,9 +1,9 @@
 """A batch-invariant matrix product: a row of the result has the same bits whatever rows are beside it.
 
-cuBLAS picks an algorithm by the number of rows, so the same row gets another order of sums, and another
-rounding, in a batch of another size. Here every element is summed over the inputs in the same order, in steps
-of `_DEPTH`, whatever the tile is. Only forward passes that must agree bit for bit use it (`--exact`): it is
-slower. Imported only where there is a CUDA device.
+cuBLAS picks an algorithm by the number of rows, and some divide the inputs among several programs, so the
+same row can get another order of sums, and another rounding, in a batch of another size. Here every element
+is summed over the inputs in their order, whatever the tile is. Only forward passes that must agree bit for
+bit use it (`--exact`): it is slower. Imported only where there is a CUDA device.
 """
 
 # mypy: ignore-errors
@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_DEPTH = 64
-"""The same for all tiles: the order of an element's sum depends on it."""
 _PROGRAMS = 132
-"""Tiles that keep the processors of a GPU busy; with fewer, smaller tiles are faster."""
+"""Multiprocessors of an H200: large tiles are the fastest if there are so many."""
 
 
 @triton.jit
@@ -45,24 +43,26 @@ def _linear(
     tl.store(target, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (col < outputs)[None, :])
 
 
-def choose_tile(rows: int, outputs: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, warps and stages; all tiles give the same bits."""
+def choose_tile(rows: int, outputs: int) -> tuple[int, int, int, int, int]:
+    """Rows, columns and depth of a tile, warps and stages; all tiles give the same bits."""
     if rows >= 128 and triton.cdiv(rows, 128) * triton.cdiv(outputs, 128) >= _PROGRAMS:
-        return 128, 128, 8, 3
-    if triton.cdiv(rows, 64) * triton.cdiv(outputs, 64) >= _PROGRAMS:
-        return 64, 64, 4, 3
-    return 64, 32, 4, 4
+        return 128, 128, 64, 8, 3
+    row_tiles = triton.cdiv(rows, 64)
+    for cols in (64, 32):
+        if row_tiles * triton.cdiv(outputs, cols) >= _PROGRAMS // 2:
+            return 64, cols, 128, 4, 4
+    return 64, 16, 128, 4, 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """x [T, in] · weightᵀ [in, out] + bias in half precision; the result in `dtype`, or that of x."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     out = torch.empty(rows, outputs, device=x.device, dtype=dtype or x.dtype)
-    tile_rows, tile_cols, warps, stages = choose_tile(rows, outputs)
+    tile_rows, tile_cols, depth, warps, stages = choose_tile(rows, outputs)
     grid = (triton.cdiv(rows, tile_rows), triton.cdiv(outputs, tile_cols))
     _linear[grid](
         x, weight, weight if bias is None else bias, out, rows, outputs, inputs, x.stride(0),
-        weight.stride(0), tile_rows, tile_cols, _DEPTH, bias is not None, inputs % _DEPTH == 0,
+        weight.stride(0), tile_rows, tile_cols, depth, bias is not None, inputs % depth == 0,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hermes.engine.attention.packed_varlen import SharedKeyCopies
-from hermes.engine.kernels.rowwise import add_norm, rotate_head, silu_and_mul
+from hermes.engine.kernels.rowwise import add_norm, head_tile, rotate_heads, silu_and_mul
 
 __all__ = [
     "add_norm",
@@ -62,32 +62,27 @@ def norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float, residual:
 @triton.jit
 def _apply_rope(
     qkv, out, cos, sin, q_norm, k_norm, eps,
-    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, KV_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    cols = tl.arange(0, BLOCK)
-    in_half = cols < HALF
-    offset = row * (HEADS + 2 * KV) * 2 * HALF + head * 2 * HALF
-    source, target = qkv + offset, out + offset
-    if head >= HEADS + KV:
-        left = tl.load(source + cols, mask=in_half, other=0.0)
-        right = tl.load(source + HALF + cols, mask=in_half, other=0.0)
-        tl.store(target + cols, left, mask=in_half)
-        tl.store(target + HALF + cols, right, mask=in_half)
-        return
-    norm = q_norm if head < HEADS else k_norm
-    first, second = rotate_head(source, norm, cos + row * HALF, sin + row * HALF, eps, cols, HALF, NORM)
-    tl.store(target + cols, first.to(out.dtype.element_ty), mask=in_half)
-    tl.store(target + HALF + cols, second.to(out.dtype.element_ty), mask=in_half)
-
-
-@triton.jit
-def _by_head(q_norm, k_norm, head, cols, HEADS: tl.constexpr, HALF: tl.constexpr):
-    """The norm weights of each head: q_norm for query heads, k_norm for the others."""
-    of_q = tl.load(q_norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
-    of_k = tl.load(k_norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
-    return tl.where(head < HEADS, of_q, of_k)
+    start = row * (HEADS + 2 * KV) * 2 * HALF
+    first, second = rotate_heads(
+        qkv + start, q_norm, k_norm, cos + row * HALF, sin + row * HALF, eps,
+        HEADS, KV, HALF, ROWS, BLOCK, NORM,
+    )  # fmt: skip
+    head = tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
+    inside = (head < HEADS + KV) & (cols < HALF)
+    target = out + start + head * 2 * HALF + cols
+    tl.store(target, first.to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, second.to(out.dtype.element_ty), mask=inside)
+    if NORM:  # otherwise out is qkv, and the values are there
+        kv_head = tl.arange(0, KV_ROWS)[:, None]
+        inside = (kv_head < KV) & (cols < HALF)
+        offsets = start + (HEADS + KV + kv_head) * 2 * HALF + cols
+        tl.store(out + offsets, tl.load(qkv + offsets, mask=inside), mask=inside)
+        tl.store(out + offsets + HALF, tl.load(qkv + offsets + HALF, mask=inside), mask=inside)
 
 
 def apply_rope(
@@ -100,13 +95,17 @@ def apply_rope(
     heads, kv, dim = shape
     out = qkv if norms is None else torch.empty_like(qkv)
     q_norm, k_norm = norms or rope
-    half = dim // 2
-    programs = heads + kv if norms is None else heads + 2 * kv  # values need no copy where out is qkv
-    _apply_rope[(qkv.shape[0], programs)](
-        qkv, out, *rope, q_norm, k_norm, eps, heads, kv, half, triton.next_power_of_2(half),
-        norms is not None, num_warps=1,
+    tile = head_tile(heads, kv, dim // 2)
+    _apply_rope[(qkv.shape[0],)](
+        qkv, out, *rope, q_norm, k_norm, eps, heads, kv, dim // 2, *tile.shape, norms is not None,
+        num_warps=tile.warps,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _norm_weight(norm, cols, HALF: tl.constexpr):
+    return tl.load(norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -147,8 +146,8 @@ def _apply_rope_backward(
     query_ptr = dq + row * HEADS * 2 * HALF + head * 2 * HALF + cols
     first = tl.load(query_ptr, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(query_ptr + HALF, mask=inside, other=0.0).to(tl.float32)
-    low_weight = _by_head(q_norm, q_norm, head, cols, HEADS, HALF) if NORM else c
-    high_weight = _by_head(q_norm + HALF, q_norm + HALF, head, cols, HEADS, HALF) if NORM else c
+    low_weight = _norm_weight(q_norm, cols, HALF) if NORM else c
+    high_weight = _norm_weight(q_norm + HALF, cols, HALF) if NORM else c
     offsets = start + head * 2 * HALF + cols
     low, high = _rotate_back(
         first, second, c, s, raw, offsets, inside, low_weight, high_weight, eps, HALF, NORM
@@ -179,8 +178,8 @@ def _apply_rope_backward(
         second = tl.load(dk + copy + head_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
         left = tl.load(dv + copy + head_offsets, mask=inside, other=0.0).to(tl.float32)
         right = tl.load(dv + copy + head_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
-    low_weight = _by_head(k_norm, k_norm, head, cols, KV, HALF) if NORM else c
-    high_weight = _by_head(k_norm + HALF, k_norm + HALF, head, cols, KV, HALF) if NORM else c
+    low_weight = _norm_weight(k_norm, cols, HALF) if NORM else c
+    high_weight = _norm_weight(k_norm + HALF, cols, HALF) if NORM else c
     offsets = start + HEADS * 2 * HALF + head_offsets
     low, high = _rotate_back(
         first, second, c, s, raw, offsets, inside, low_weight, high_weight, eps, HALF, NORM

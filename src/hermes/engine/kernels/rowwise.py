@@ -9,6 +9,8 @@ Arithmetic is fp32, results have the tensors' dtype. Imported only where there i
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -48,22 +50,52 @@ def add_norm(
 
 
 @triton.jit
-def rotate_head(source, norm, cos, sin, eps, cols, HALF: tl.constexpr, NORM: tl.constexpr):
-    """The two halves of one head at `source`, normed and rotated, in fp32."""
+def rotate_heads(
+    source, q_norm, k_norm, cos, sin, eps,
+    HEADS: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """The two halves of the query and key heads of a token at `source`, normed and rotated, in fp32."""
+    head = tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK)[None, :]
     in_half = cols < HALF
-    left = tl.load(source + cols, mask=in_half, other=0.0)
-    right = tl.load(source + HALF + cols, mask=in_half, other=0.0)
+    inside = (head < HEADS + KV) & in_half
+    left = tl.load(source + head * 2 * HALF + cols, mask=inside, other=0.0)
+    right = tl.load(source + head * 2 * HALF + HALF + cols, mask=inside, other=0.0)
     dtype = left.dtype
     low, high = left.to(tl.float32), right.to(tl.float32)
     if NORM:
-        scale = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / (2 * HALF) + eps)
-        low_weight = tl.load(norm + cols, mask=in_half, other=0.0).to(tl.float32)
-        high_weight = tl.load(norm + HALF + cols, mask=in_half, other=0.0).to(tl.float32)
+        scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / (2 * HALF) + eps)[:, None]
+        low_weight = _weight_by_head(q_norm, k_norm, head, cols, HEADS, HALF)
+        high_weight = _weight_by_head(q_norm + HALF, k_norm + HALF, head, cols, HEADS, HALF)
         low = (low * scale).to(dtype).to(tl.float32) * low_weight
         high = (high * scale).to(dtype).to(tl.float32) * high_weight
     c = tl.load(cos + cols, mask=in_half, other=0.0).to(tl.float32)
     s = tl.load(sin + cols, mask=in_half, other=0.0).to(tl.float32)
     return low * c - high * s, high * c + low * s
+
+
+@triton.jit
+def _weight_by_head(q_norm, k_norm, head, cols, HEADS: tl.constexpr, HALF: tl.constexpr):
+    """The norm weights of each head: q_norm for query heads, k_norm for the others."""
+    of_q = tl.load(q_norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
+    of_k = tl.load(k_norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
+    return tl.where(head < HEADS, of_q, of_k)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTile:
+    """The tile of `rotate_heads`: with another number of warps, norms would be summed in another order."""
+
+    shape: tuple[int, int, int]
+    """Rows of query and key heads, rows of value heads, and columns of a half; powers of two."""
+    warps: int
+
+
+def head_tile(heads: int, kv: int, half: int) -> HeadTile:
+    rows, block = triton.next_power_of_2(heads + kv), triton.next_power_of_2(half)
+    warps = 1 if rows * block <= 128 else 4
+    return HeadTile((rows, triton.next_power_of_2(kv), block), warps)
 
 
 @triton.jit

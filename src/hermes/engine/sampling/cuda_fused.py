@@ -15,6 +15,7 @@ from torch.nn.functional import embedding
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.kernels import decode, rowwise
+from hermes.engine.kernels.attention import attend_rows
 from hermes.engine.model import products
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.spec import ModelSpec
@@ -52,13 +53,12 @@ def fused_hidden(
 
 
 def decode_attention(
-    spec: ModelSpec, pool: KvPool, slot_starts: Tensor, lengths: Tensor, *, split: bool = True
+    spec: ModelSpec, pool: KvPool, slot_starts: Tensor, lengths: Tensor, longest: int
 ) -> PoolAttention:
-    """Attention of one token per row, at position `lengths` of its slot; `split` as in `attend_rows`."""
+    """Attention of one token per row, at position `lengths` of its slot; `longest` as in `attend_rows`."""
 
     def attention(layer: int, q: Tensor) -> Tensor:
-        return decode.attend_rows(
-            q, pool.keys[layer], pool.values[layer], slot_starts, lengths, spec.windows[layer], split=split
-        )
+        keys, values = pool.keys[layer], pool.values[layer]
+        return attend_rows(q, keys, values, slot_starts, lengths, longest, spec.windows[layer])
 
     return attention

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.kernels.decode import MAX_HEADS_PER_KV, attend_rows, copy_slots
+from hermes.engine.kernels.attention import MAX_HEADS_PER_KV, attend_rows
+from hermes.engine.kernels.decode import copy_slots
 from hermes.engine.kernels.sample import sample_rows
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraView
@@ -81,6 +82,9 @@ class CudaRunner(TorchRunner):
         self._graph_pool = torch.cuda.graph_pool_handle()
         self._copies = self._make_copies()
         self._invariant = isinstance(backbone, LlamaBackbone) and backbone.batch_invariant
+        # A row that has ended may run on for the steps that are in flight.
+        self._longest = min(backbone.spec.max_length, pool.keys.shape[1]) + self.depth + 1
+        """Tokens that a row may have."""
         self._rope = self._rope_table()
         self._parts: tuple[tuple[MergedCopy, int], ...] = ()
         """The merged copies of the running batch with their numbers of rows; empty if it has no graph."""
@@ -101,9 +105,7 @@ class CudaRunner(TorchRunner):
         base = self._base
         if not isinstance(base, LlamaBackbone):
             return torch.empty(0), torch.empty(0)
-        # A row that has ended may run on for the steps that are in flight.
-        longest = min(base.spec.max_length, self._pool.keys.shape[1]) + self.depth + 1
-        cos, sin = base.rotary(torch.arange(longest, device=base.device))
+        cos, sin = base.rotary(torch.arange(self._longest, device=base.device))
         return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
     def merge(self, policy: Policy) -> None:
@@ -150,11 +152,7 @@ class CudaRunner(TorchRunner):
             np.concatenate([np.arange(len(chunk.tokens)) + chunk.offset for chunk in chunks]),
         )
         tokens, slot_starts, positions = (self._tensor(column) for column in columns)
-        attention = (
-            decode_attention(copy.backbone.spec, self._pool, slot_starts, positions, split=False)
-            if self._invariant
-            else PrefillAttention(copy.backbone.spec, self._pool, chunks).from_pool
-        )
+        attention = PrefillAttention(copy.backbone.spec, self._pool, chunks).from_pool
         return fused_hidden(copy.backbone, self._pool, tokens, slot_starts, positions, self._rope, attention)
 
     @torch.inference_mode()
@@ -264,9 +262,7 @@ class CudaRunner(TorchRunner):
     def _next_logits(self, copy: MergedCopy, rows: int) -> Tensor:
         backbone, state = copy.backbone, copy.state.first(rows)
         slot_starts, lengths = state.slot_starts, state.lengths
-        attention = decode_attention(
-            backbone.spec, self._pool, slot_starts, lengths, split=not self._invariant
-        )
+        attention = decode_attention(backbone.spec, self._pool, slot_starts, lengths, self._longest)
         hidden = fused_hidden(backbone, self._pool, state.tokens, slot_starts, lengths, self._rope, attention)
         return head_logits(hidden, backbone.head_weight, invariant=self._invariant)
 
@@ -315,7 +311,8 @@ class CudaRunner(TorchRunner):
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool.write(layer, slot_starts + lengths, k, v)
             keys, values = pool.keys[layer], pool.values[layer]
-            return attend_rows(q.contiguous(), keys, values, slot_starts, lengths, spec.windows[layer])
+            window = spec.windows[layer]
+            return attend_rows(q.contiguous(), keys, values, slot_starts, lengths, self._longest, window)
 
         return attend
 

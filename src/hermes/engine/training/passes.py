@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.packed import PackedAttention, packed_attend, packed_attention
+from hermes.engine.attention.packed import packed_attend, packed_attention
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraWeights
@@ -70,7 +70,8 @@ def run_pass(
     ):
         merged = merged or MergedAdapter(backbone)
         merged.load(adapter)
-        stack = LayerStack(merged, adapter, _attention(batch, backbone), _layer_ops(device))
+        attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
+        stack = LayerStack(merged, adapter, attention, _layer_ops(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
         return _ManualBackward(stack, states, adapter.live_weights())
     with torch.set_grad_enabled(train):
@@ -101,14 +102,6 @@ def _pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
         return out
 
     return pausing
-
-
-def _attention(batch: Pack, backbone: LlamaBackbone) -> PackedAttention:
-    if not backbone.batch_invariant:
-        return packed_attention(batch, backbone.spec, backbone.device, backbone.dtype)
-    from hermes.engine.training.invariant_attention import InvariantAttention
-
-    return InvariantAttention(batch, backbone.spec, backbone.device)
 
 
 def _layer_ops(device: torch.device) -> ModuleType:
