@@ -3,8 +3,10 @@ refused where it has no kernels."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from hermes.engine.info import EngineOptions
 from hermes.engine.lora.adapter import optim_step
 from hermes.engine.training import merged_adapter
 from hermes.engine.training.merged_adapter import MergedAdapter
-from hermes.engine.types import AdamParams, EngineUserError
+from hermes.engine.types import AdamParams, Datum, EngineUserError, LoraConfig, Loss
 
 from .layer_parts import made
 from .tiny import tiny_model
@@ -51,6 +53,28 @@ def test_a_load_of_other_weights_is_merged_too() -> None:
     expected.load(trained)
     for index in range(backbone.spec.layers):
         assert torch.equal(merged.layer(index).down, expected.layer(index).down)
+
+
+def test_the_gradient_at_other_parameters_is_that_of_a_fresh_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of `--replicas` gets new parameters with its calls; on a GPU they are merged."""
+    monkeypatch.setattr("hermes.engine.training.passes.MANUAL_BACKWARD_DEVICES", ("cpu",))
+    tiny_model("llama").save_pretrained(tmp_path)
+    tokens = np.random.default_rng(0).integers(3, 512, 31)
+    weights = np.ones(30, np.float32)
+    data = [Datum(tokens[:-1], {"target_tokens": tokens[1:], "weights": weights})]
+    loss = Loss("cross_entropy")
+    with closing(Engine(EngineOptions(str(tmp_path), "cpu", "float32", kv_bytes=1 << 20))) as engine:
+        engine.start()
+        used, fresh = (engine.create_adapter(LoraConfig(rank=4, seed=1)).result() for _ in range(2))
+        _, gradient = engine.compute_gradient(used, None, data, loss).result()
+        assert gradient is not None
+        parameters = np.random.default_rng(1).normal(0, 0.05, len(gradient)).astype(np.float32)
+        answers = [engine.compute_gradient(name, parameters, data, loss).result() for name in (used, fresh)]
+    (output, gradient), (wanted, wanted_gradient) = answers
+    assert output.metrics == wanted.metrics
+    assert np.array_equal(gradient, wanted_gradient)
 
 
 def test_without_memory_for_a_copy_each_layer_is_merged_when_it_is_used(

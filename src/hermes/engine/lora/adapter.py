@@ -52,8 +52,11 @@ class Adapter:
         self.square = torch.zeros_like(self.gradient)
         """Adam's second moment."""
         self.steps = 0
-        self.version = 0
-        """Increases whenever the parameters change."""
+
+    @property
+    def version(self) -> int:
+        """Increases with every write to the parameters: torch counts them, so no writer can forget it."""
+        return self.parameters._version
 
     def weights(self, dtype: torch.dtype) -> LoraWeights:
         """The live parameters in the dtype of the forward pass; gradients flow back to `parameters`."""
@@ -89,7 +92,6 @@ class Adapter:
             self.square.copy_(state["square"])
             self.gradient.zero_()
         self.steps = int(state["steps"])
-        self.version += 1
 
     def accumulate_head(self, gradient: Tensor, a: Tensor, b: Tensor) -> None:
         """Adds the LM head's gradients to a flat gradient."""
@@ -112,7 +114,6 @@ def optim_step(adapter: Adapter, params: AdamParams) -> dict[str, float]:
     clip = params.grad_clip_norm
     scale = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
     adapter.steps += 1
-    adapter.version += 1
     with torch.no_grad():
         gradient = adapter.gradient.mul_(scale)
         adapter.parameters.mul_(1.0 - params.learning_rate * params.weight_decay)
