@@ -5,7 +5,8 @@
 Each seed trains an adapter with policy-gradient steps on its own fresh samples, as RL does: a snapshot
 samples groups of answers to sums, and the training call scores the same tokens. Every step's |difference| of
 logprobs goes into the figures. The reward is the share of digits in an answer, so that the adapter learns.
-Then the engine's own bench measures the speed of each mode; transformers is not run.
+Then the engine's own bench measures the speed of each mode; transformers is not run. On a GPU it also adds up
+the time that the kernels of each part ran ("gpu ms"): the host, which others may use, does not change it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import argparse
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from hermes.engine.bench.run import engine_figures
-from hermes.engine.bench.workload import Workload
+from hermes.engine.bench.run import engine_figures, generate, grpo_step, train, training_data
+from hermes.engine.bench.workload import GRPO_STEP, Workload
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import (
@@ -68,8 +71,33 @@ def main() -> None:
             if not options.no_speed:
                 figures = engine_figures(engine, Workload())
                 report["modes"][mode]["speed"] = {figure.what: figure.per_s for figure in figures}
+                if torch.cuda.is_available():
+                    report["modes"][mode]["gpu ms"] = _gpu_ms(engine, Workload())
         options.output.write_text(json.dumps(report, indent=1) + "\n")
         print(mode, json.dumps(_summary(report["modes"][mode])), flush=True)
+
+
+def _gpu_ms(engine: Engine, load: Workload) -> dict[str, float]:
+    """The time of the kernels of each part of the engine's bench, the least of three rounds."""
+    rng = np.random.default_rng(0)
+    adapter = engine.create_adapter(LoraConfig(rank=32, seed=0)).result()
+    plain, shared = (training_data(engine, load, shared=shared) for shared in (False, True))
+    single = Workload(batch=1, prompt=load.prompt, new=load.new)
+    parts: dict[str, Callable[[], None]] = {
+        "generate": lambda: generate(engine, rng, load),
+        "generate at batch 1": lambda: generate(engine, rng, single),
+        "train": lambda: train(engine, adapter, plain),
+        "train, prompt shared": lambda: train(engine, adapter, shared),
+        GRPO_STEP: lambda: grpo_step(engine, adapter, rng, load),
+    }
+    return {name: min(_kernel_ms(work) for _ in range(3)) for name, work in parts.items()}
+
+
+def _kernel_ms(work: Callable[[], None]) -> float:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        work()
+        torch.cuda.synchronize()
+    return round(sum(event.self_device_time_total for event in profiler.key_averages()) / 1e3, 2)
 
 
 def _run(engine: Engine, seed: int, steps: int) -> list[dict[str, float]]:

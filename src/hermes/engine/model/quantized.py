@@ -128,7 +128,8 @@ def _quantize_nf4(matrix: Tensor) -> Nf4Matrix:
 
 def _quantize_int8(matrix: Tensor) -> Int8Matrix:
     weights = matrix.float()
-    scales = weights.abs().amax(1, keepdim=True) / _INT8_STEPS
+    # Not a division: by a number, a GPU multiplies with the rounded inverse and a CPU divides.
+    scales = weights.abs().amax(1, keepdim=True) * (1.0 / _INT8_STEPS)
     codes = torch.round(weights / torch.where(scales == 0, 1.0, scales))
     return Int8Matrix(codes.to(torch.int8), scales)
 
