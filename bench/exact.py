@@ -184,6 +184,7 @@ def _summary(mode: dict[str, Any]) -> dict[str, Any]:
         "reward, last step": [round(run[-1]["reward"], 3) for run in mode["seeds"].values()],
         "seconds a step": round(float(np.median([line["seconds"] for line in lines])), 3),
         "speed": {name: round(value, 1) for name, value in mode.get("speed", {}).items()},
+        "gpu ms": mode.get("gpu ms", {}),
     }
 
 
