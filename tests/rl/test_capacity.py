@@ -13,7 +13,7 @@ from hermes.cli.rl.plan import plan as plan_command
 from hermes.errors import UsageError
 from hermes.rl.capacity.costs import RolloutWorkload, decode_step_s, prefill_s, replica_memory, train_s
 from hermes.rl.capacity.hardware import H200, XEON_2_CORES, device_speed
-from hermes.rl.capacity.plan import Cluster, plan_capacity, simulate_step
+from hermes.rl.capacity.plan import Cluster, plan_capacity, significant, simulate_step
 from hermes.rl.capacity.shapes import QWEN3_8B, SMOLLM2, ModelShape, shape_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -134,6 +134,14 @@ def test_the_command_prints_text_and_json() -> None:
     refused = CliRunner().invoke(plan_command, ["--batch-size", "10", "--group-size", "4"])
     assert isinstance(refused.exception, UsageError)
     assert "not a number of groups" in refused.exception.message
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [(128.7, 2, "130"), (0.0581, 2, "0.058"), (1234.5, 3, "1,230"), (35.0, 3, "35"), (99.96, 3, "100")],
+)
+def test_seconds_have_no_exponent(value: float, digits: int, text: str) -> None:
+    assert significant(value, digits) == text
 
 
 def test_quantised_layers_take_a_fraction_of_the_memory_and_fit_a_small_gpu() -> None:

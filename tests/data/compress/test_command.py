@@ -38,6 +38,16 @@ def contents(folder: Path, stem: str) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
+def test_rows_that_cannot_be_read_are_counted_with_the_first_reason_and_no_share_of_nothing(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"conversations": [\n')
+    done = compress(tmp_path, tokenizer_folder, "--input", str(tmp_path / "rows.jsonl"))
+    assert done.returncode == 1
+    assert "could not be read: 1" in done.stdout and "the first: rows.jsonl:1: not JSON" in done.stdout
+    assert "%" not in done.stdout
+
+
 def test_good_rows_are_written_though_others_are_bad_and_the_exit_code_says_so(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:

@@ -204,7 +204,7 @@ class _CompressCommand:
         if self._options.as_json:
             click.echo(json.dumps({**{name: str(path) for name, path in files.items()}, **figures}))
         else:
-            click.echo(report_text(files, figures))
+            click.echo(report_text(files, figures, totals.first_bad_row))
 
 
 def parse_query(text: str, reader: Reader) -> Query:

@@ -76,15 +76,20 @@ class CompressProgress:
         click.echo(json.dumps(facts), err=True)
 
 
-def report_text(files: Mapping[str, Path], figures: JSONObject) -> str:
+def report_text(files: Mapping[str, Path], figures: JSONObject, first_bad_row: str | None) -> str:
     summary, tokens, retained = figures["summary"], figures["tokens"], figures["kept"]
     written = summary["trajectories_compressed"] + summary["trajectories_skipped_under_target"]
     lines = [
         f"{written} rows in {files['output']}: {summary['trajectories_compressed']} compressed, "
         f"{summary['trajectories_skipped_under_target']} fitted unchanged",
-        f"  tokens {tokens['total_before']} -> {tokens['total_after']}; of the compressed rows' decisions "
-        f"{retained['decisions']:.1%} kept, of the facts used later {retained['facts']:.1%}",
     ]
+    if summary["trajectories_compressed"]:
+        lines.append(
+            f"  tokens {tokens['total_before']} -> {tokens['total_after']}; of the compressed rows' "
+            f"decisions {retained['decisions']:.1%} kept, of the facts used later {retained['facts']:.1%}"
+        )
+    elif written:
+        lines.append(f"  tokens {tokens['total_before']}; nothing had to be removed")
     protected = figures["protected"]
     if protected["rows"]:
         lines.append(
@@ -95,7 +100,10 @@ def report_text(files: Mapping[str, Path], figures: JSONObject) -> str:
         over = summary["trajectories_still_over_limit"]
         lines.append(f"  over the target, kept aside: {over} ({files['kept_aside']})")
     if "bad_rows" in files:
-        lines.append(f"  could not be read: {summary['trajectories_failed']} ({files['bad_rows']})")
+        lines.append(
+            f"  could not be read: {summary['trajectories_failed']} ({files['bad_rows']}); the first: "
+            f"{first_bad_row}"
+        )
     if figures["summarization"]["rows_folded_instead"]:
         lines.append(
             f"  folded by rules because their summary failed: "

@@ -140,4 +140,9 @@ def _advice(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: Ca
     best = max(gains, key=lambda text: gains[text])
     if gains[best] < 0.1:
         return "nothing of these: twice the environments or replicas would save under 10 % of a step"
-    return f"{best}: a step would take {plan.step.step_s * (1 - gains[best]):.3g} s"
+    return f"{best}: a step would take {significant(plan.step.step_s * (1 - gains[best]), 3)} s"
+
+
+def significant(value: float, digits: int) -> str:
+    """The number with so many significant digits; below a million without an exponent: 130, not 1.3e+02."""
+    return f"{float(f'{value:.{digits}g}'):,g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hermes.rl.capacity.hardware import GIB
+from hermes.rl.capacity.plan import significant
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
@@ -56,9 +57,10 @@ def plan_text(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: 
         f"{memory.weights / GIB:.1f}, adapter {memory.adapter / GIB:.1f}, activations "
         f"{memory.activations / GIB:.1f}, KV cache {memory.kv_cache / GIB:.1f} "
         f"({plan.sequences_at_once} sequences)",
-        f"step        {step.step_s:,.3g} s: {plan.rollouts_per_s:,.3g} rollouts/s, "
+        f"step        {significant(step.step_s, 3)} s: {significant(plan.rollouts_per_s, 3)} rollouts/s, "
         f"{plan.sampled_tokens_per_s:,.0f} sampled and {plan.trained_tokens_per_s:,.0f} trained tokens/s",
-        "busy        " + ", ".join(f"{part} {busy_s:.2g} s" for part, busy_s in parts if busy_s >= 0.001),
+        "busy        "
+        + ", ".join(f"{part} {significant(busy_s, 2)} s" for part, busy_s in parts if busy_s >= 0.001),
         f"bottleneck  {plan.bottleneck}",
         f"add next    {plan.advice}",
     ]

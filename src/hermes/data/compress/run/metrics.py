@@ -106,6 +106,8 @@ class Totals:
     skipped_under_target: int = 0
     over_limit: int = 0
     bad_rows: int = 0
+    first_bad_row: str | None = None
+    """Its place and the reason."""
     fallbacks: int = 0
     tokens_before: int = 0
     tokens_after: int = 0

@@ -141,6 +141,7 @@ def finish(journal: CompressJournal, outputs: Outputs, facts: JSONObject) -> Tot
         for entry in journal.entries():
             if entry.kind is InputKind.BAD:
                 totals.bad_rows += 1
+                totals.first_bad_row = totals.first_bad_row or entry.reason
                 bad.write(encode_row({"reason": entry.reason, "line": entry.line}).line)
                 continue
             totals.add(entry.metrics)
