@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.attention.packed import DenseAttention, PackedAttention
-from hermes.engine.attention.packed_varlen import VarlenAttention, node_tree
+from hermes.engine.attention.packed_varlen import node_tree, shared_key_copies
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone
@@ -51,7 +51,7 @@ class PlainVarlen:
 
     def __init__(self, batch: Pack) -> None:
         tree = node_tree(batch)
-        self.copies = VarlenAttention(batch, [None], 1, CPU).copies
+        self.copies = shared_key_copies(batch, tree, CPU)
         self._query_lengths, self._key_lengths = tree.query_lengths.tolist(), tree.key_lengths.tolist()
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

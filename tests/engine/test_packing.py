@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.packed_varlen import VarlenAttention, node_tree, plan_repeat, repeat_rows
+from hermes.engine.attention.packed_varlen import node_tree, plan_repeat, repeat_rows, shared_key_copies
 from hermes.engine.attention.packing import MAX_DEPTH, MIN_SHARED, Pack, pack, pack_unshared
 from hermes.engine.types import Ints
 
@@ -133,7 +133,7 @@ def test_the_copies_of_a_row_are_found_from_its_node_and_position(
 ) -> None:
     (batch,) = pack(build(parts, chosen), 10_000)
     tree = node_tree(batch)
-    copies = VarlenAttention(batch, [None], 1, torch.device("cpu")).copies
+    copies = shared_key_copies(batch, tree, torch.device("cpu"))
     assert (copies is None) == (len(tree.key_rows) == len(batch.tokens))
     if copies is not None:
         found: list[list[int]] = [[] for _ in batch.tokens]

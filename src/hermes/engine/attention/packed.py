@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.blocks import block_backward, block_forward
-from hermes.engine.attention.packed_varlen import SharedKeyCopies, VarlenAttention, varlen_attend
+from hermes.engine.attention.packed_varlen import SharedKeyCopies, varlen_attend
 from hermes.engine.attention.packing import Node, Pack
 from hermes.engine.spec import ModelSpec
 
@@ -105,16 +105,6 @@ class DenseAttention:
     ) -> tuple[Tensor, Tensor, Tensor]:
         (lse,) = saved
         return _backward(grad, heads, out, lse, self._plans[self._windows[layer]])
-
-
-def packed_attention(
-    pack: Pack, spec: ModelSpec, device: torch.device, dtype: torch.dtype
-) -> PackedAttention:
-    """The same attention as `packed_attend`, for a manual backward pass."""
-    windows = pack_windows(pack, spec)
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        return VarlenAttention(pack, windows, spec.heads // spec.kv_heads, device)
-    return DenseAttention(pack, windows, device)
 
 
 def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:

@@ -1,12 +1,9 @@
-"""Packed attention on CUDA: one launch per layer.
+"""How the keys of a pack are repeated for attention on CUDA; for autograd, by torch's variable-length kernel.
 
 Each node is a sequence of queries; its keys are those of its ancestors and its own. If no node is shared,
 keys and values are passed as they are. Otherwise only they are repeated, and their gradients are summed in a
-fixed order, so that results are reproducible bit for bit.
-
-`VarlenAttention`, for a manual backward pass, computes the output with the sampler's kernel, so that sampler
-and trainer have the same bits, and the gradients with torch's variable-length kernel. `varlen_attend`, for
-autograd, uses torch's for both.
+fixed order, so that results are reproducible bit for bit. The manual backward pass has an attention of its
+own (`training.varlen_attention`).
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ from torch import Tensor
 
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.packing import Pack, ranges
-from hermes.engine.attention.query_blocks import query_blocks
-from hermes.engine.attention.varlen import VarlenFunction, varlen_backward
+from hermes.engine.attention.varlen import VarlenFunction
 from hermes.engine.transfer import to_device
 from hermes.engine.types import Ints
 
@@ -97,58 +93,24 @@ def node_tree(pack: Pack) -> _NodeTree:
     )
 
 
-class VarlenAttention:
-    """`PackedAttention` in half precision on CUDA."""
-
-    def __init__(
-        self, pack: Pack, windows: Sequence[int | None], heads_per_kv: int, device: torch.device
-    ) -> None:
-        tree = node_tree(pack)
-        self._windows = windows
-        self._longest = int(tree.query_lengths.max()), int(tree.key_lengths.max())
-        arrays = (
-            tree.key_rows,
-            _offsets(tree.query_lengths),
-            _offsets(tree.key_lengths),
-            np.repeat(np.arange(len(tree.starts), dtype=np.int32), tree.query_lengths),
-            pack.positions.astype(np.int32),
-            tree.subtree_ends.astype(np.int32),
-        )
-        source, query_offsets, key_offsets, node, position, subtree_end = to_device(arrays, device)
-        self._offsets = query_offsets, key_offsets
-        key_starts = np.cumsum(tree.key_lengths) - tree.key_lengths
-        first_positions = tree.key_lengths - tree.query_lengths
-        self._blocks = query_blocks(tree.query_lengths, key_starts, first_positions, heads_per_kv, device)
-        self.copies = (
-            SharedKeyCopies(source, node, position, subtree_end, key_offsets) if tree.shares else None
-        )
-
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        from hermes.engine.kernels.attention import attend_blocks
-
-        out, lse = attend_blocks(q, k, v, self._blocks, self._windows[layer], lse=True)
-        return out, (lse,)
-
-    def backward(
-        self,
-        layer: int,
-        grad: Tensor,
-        heads: tuple[Tensor, Tensor, Tensor],
-        out: Tensor,
-        saved: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        (lse,) = saved
-        # The kernel asks for the state of dropout's random numbers, which it does not read without dropout.
-        unused = lse.new_empty(2, dtype=torch.uint64), lse.new_empty(0, dtype=torch.uint64)
-        return varlen_backward(
-            grad, *heads, out, (lse, *unused), *self._offsets, self._longest, self._windows[layer]
-        )
+def shared_key_copies(pack: Pack, tree: _NodeTree, device: torch.device) -> SharedKeyCopies | None:
+    """None: no node is shared, so keys need not be repeated."""
+    if not tree.shares:
+        return None
+    arrays = (
+        tree.key_rows,
+        np.repeat(np.arange(len(tree.starts), dtype=np.int32), tree.query_lengths),
+        pack.positions.astype(np.int32),
+        tree.subtree_ends.astype(np.int32),
+        sequence_offsets(tree.key_lengths),
+    )
+    return SharedKeyCopies(*to_device(arrays, device))
 
 
 def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.device) -> Attend:
     tree = node_tree(pack)
     repeat = plan_repeat(pack, tree, device) if tree.shares else None
-    cu_q, cu_k = to_device((_offsets(tree.query_lengths), _offsets(tree.key_lengths)), device)
+    cu_q, cu_k = to_device((sequence_offsets(tree.query_lengths), sequence_offsets(tree.key_lengths)), device)
     longest = int(tree.query_lengths.max()), int(tree.key_lengths.max())
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +124,7 @@ def varlen_attend(pack: Pack, windows: Sequence[int | None], device: torch.devic
 
 def plan_repeat(pack: Pack, tree: _NodeTree, device: torch.device) -> RowRepeat:
     nodes = np.arange(len(tree.starts))
-    key_offsets = _offsets(tree.key_lengths).astype(np.int64)
+    key_offsets = sequence_offsets(tree.key_lengths).astype(np.int64)
     node = np.repeat(nodes, tree.query_lengths)
     descendants = (tree.subtree_ends - nodes - 1)[node]
     shared = np.flatnonzero(descendants)
@@ -177,7 +139,7 @@ def plan_repeat(pack: Pack, tree: _NodeTree, device: torch.device) -> RowRepeat:
     return RowRepeat(*to_device((tree.key_rows, own_copy, shared, other_copies), device))
 
 
-def _offsets(lengths: Ints) -> NDArray[np.int32]:
+def sequence_offsets(lengths: Ints) -> NDArray[np.int32]:
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 

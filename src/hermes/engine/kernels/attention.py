@@ -56,9 +56,9 @@ def _add_tile(
     level = tl.where(new_peak == -float("inf"), 0.0, new_peak)
     weight = tl.exp2(score - level[:, None]).to(value.dtype)
     rescale = tl.exp2(peak - level)[:, None]
-    ones = tl.full([TILE, 8], 1.0, value.dtype)
+    unit_weights = tl.full([TILE, 8], 1.0, value.dtype)
     weighted = weighted * rescale + tl.dot(weight, value, input_precision=precision)
-    total = total * rescale + tl.dot(weight, ones, input_precision=precision)
+    total = total * rescale + tl.dot(weight, unit_weights, input_precision=precision)
     return new_peak, total, weighted
 
 

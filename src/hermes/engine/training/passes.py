@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.packed import packed_attend, packed_attention
+from hermes.engine.attention.packed import DenseAttention, PackedAttention, pack_windows, packed_attend
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import LoraWeights
@@ -70,8 +70,7 @@ def run_pass(
     ):
         merged = merged or MergedAdapter(backbone)
         merged.load(adapter)
-        attention = packed_attention(batch, backbone.spec, device, backbone.dtype)
-        stack = LayerStack(merged, adapter, attention, _layer_ops(device))
+        stack = LayerStack(merged, adapter, _attention(batch, backbone), _layer_ops(device))
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
         return _ManualBackward(stack, states, adapter.live_weights())
     with torch.set_grad_enabled(train):
@@ -102,6 +101,17 @@ def _pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
         return out
 
     return pausing
+
+
+def _attention(batch: Pack, backbone: LlamaBackbone) -> PackedAttention:
+    """The fastest exact attention of the device for a manual backward pass."""
+    spec, device = backbone.spec, backbone.device
+    windows = pack_windows(batch, spec)
+    if device.type != "cuda" or backbone.dtype not in (torch.bfloat16, torch.float16):
+        return DenseAttention(batch, windows, device)
+    from hermes.engine.training.varlen_attention import VarlenAttention
+
+    return VarlenAttention(batch, windows, spec.heads // spec.kv_heads, device)
 
 
 def _layer_ops(device: torch.device) -> ModuleType:
