@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from hermes.core import Message, RaterSource
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import GraderError
+from hermes.ratings.rules import items_of
+from hermes.ratings.settings import QueueRule, QueueSettings
+from hermes.store import Reader, Writer
 from hermes.training.preference.calibration import ScoredPair, reliability_svg, report_of
+from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
 
 SMALL = ("--rank", "8", "--learning-rate", "0.01", "--batch-size", "6", "--min-rows", "4")
@@ -75,6 +80,25 @@ async def test_a_reward_model_is_trained_measured_and_served(
     assert scored.wait() == 0, scored.output
     values = [json.loads(line)["score"] for line in scored.output.splitlines()]
     assert values == pytest.approx([good.parts["raw"], bad.parts["raw"]], abs=1e-4)
+    check_that_it_rates(hermes, url, tmp_path / "home" / "hermes.db")
+
+
+def check_that_it_rates(hermes: Hermes, url: str, db: Path) -> None:
+    """`hermes rate auto` with the served model; what its members differ about can then be queued."""
+    with Writer(db) as writer:
+        ids = [
+            record(writer, [Message.user("q"), Message.assistant(text)], tools=(), task_id="t")
+            for text in ("aaaa", "zzzz")
+        ]
+    rater = hermes("rate", "auto", "--reward-model", url, "--json")
+    assert rater.wait() == 0, rater.output
+    assert json.loads(rater.output.splitlines()[-1])["rated"] == 2
+    with Reader(db) as reader:
+        scores = {rating.trajectory_id: rating for rating in reader.all_ratings()}
+        items = items_of(reader, QueueSettings(QueueRule.UNCERTAINTY))
+    assert {rating.source for rating in scores.values()} == {RaterSource.REWARD_MODEL}
+    assert scores[ids[0]].value > scores[ids[1]].value
+    assert {item.trajectory_id for item in items} == set(ids)
 
 
 def _messages_file(folder: Path) -> Path:

@@ -11,6 +11,7 @@ import pytest
 from hermes.core import Message
 from hermes.rl.supervise.process import ProcessId
 from hermes.store import Writer
+from hermes.training.start_weights import find_weights
 from tests.engine.http.engine_process import Server
 from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
@@ -108,10 +109,64 @@ def test_stored_prompts_the_agent_loop_and_a_critic_that_is_killed_and_resumes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_reward_model_that_cannot_be_served_ends_the_run_with_the_reason(
-    hermes: Hermes, chat_model: Path, files: dict[str, str]
+@pytest.mark.timeout(900)
+def test_a_truth_that_falls_while_the_reward_rises_ends_the_run(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
-    process = hermes(*rlhf(chat_model, files))
+    """The reward is higher for what the reward model likes; the truth likes variety, which gets lost."""
+    Path(files["truth"].removesuffix(":share")).write_text(
+        "def share(ctx):\n    return len(set(ctx.answer)) / max(1, len(ctx.answer))\n"
+    )
+    reward_model(hermes, chat_model, files)
+    steps = ("--num-steps", "60", "--kl", "0", "--learning-rate", "0.01", "--batch-size", "16")
+    process = hermes(*rlhf(chat_model, files, *steps))
+    assert process.wait(600) == 0, process.output
+    assert "over-optimised: the reward model's score rose by" in process.output
+    assert len(metrics(tmp_path / "home" / "runs" / "r")) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_trainer_takes_a_start_a_seed_and_an_evaluation(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    single = tmp_path / "single.jsonl"
+    rows = [{"prompt": f"q{n}", "completion": "az"[n % 2] * 4, "label": n % 2 == 0} for n in range(24)]
+    single.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ("--base-model", str(chat_model), "--rank", "8", "--seed", "5", "--eval-every", "1")
+    offline = (*common, "--batch-size", "6", "--max-steps", "2")
+    held_out = {"dpo": files["held_out"], "kto": str(single), "reward": files["held_out"]}
+    trained = {"dpo": files["pairs"], "kto": str(single), "reward": files["pairs"]}
+    runs = tmp_path / "home" / "runs"
+    warm = hermes("train", "dpo", files["pairs"], *offline, "--name", "warm")
+    assert warm.wait(300) == 0, warm.output
+    weights = find_weights("warm", tmp_path / "home")
+    for kind, file in trained.items():
+        words = ("train", kind, file, *offline, "--eval-file", held_out[kind], "--start", "warm")
+        process = hermes(*words, "--name", f"after-{kind}")
+        assert process.wait(300) == 0, process.output
+        folder = runs / f"after-{kind}" / ("member-0" if kind == "reward" else "")
+        check_start(folder, weights)
+        assert all("eval/loss" in row for row in metrics(folder))
+    words = ("--reward-model", "after-reward", "--start", "warm", "--seed", "5", "--num-steps", "2")
+    evaluated = ("--eval-every", "1", "--eval-command", "echo '{\"score\": 0.5}'")
+    process = hermes(*rlhf(chat_model, files, *words, *evaluated))
+    assert process.wait(400) == 0, process.output
+    check_start(runs / "r", weights)
+    assert all("eval/score" in row and "eval/preference" in row for row in metrics(runs / "r"))
+
+
+def check_start(folder: Path, weights: str) -> None:
+    settings = json.loads((folder / "training.json").read_text())["settings"]
+    assert settings["start"] == weights and settings["seed"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", ["rlhf", "ppo"])
+def test_a_reward_model_that_cannot_be_served_ends_the_run_with_the_reason(
+    hermes: Hermes, chat_model: Path, files: dict[str, str], command: str
+) -> None:
+    process = hermes("train", command, *rlhf(chat_model, files)[2:])
     assert process.wait(300) != 0
     assert "there is no reward model called 'liked'" in process.output
