@@ -122,7 +122,7 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             server.kill()
     with Reader(home / "hermes.db") as reader:
         (batched,) = reader.trajectories(Filter(run_id="p"))
-    assert batched.header.model == record["sampler"]
+    assert batched.header.model == f"custom/{record['sampler']}"
     state = json.loads((home / "runs" / "again" / "training.json").read_text())
     assert state["settings"]["start"] == record["weights"]
 

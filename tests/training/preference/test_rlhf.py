@@ -131,8 +131,8 @@ def test_every_trainer_takes_a_start_a_seed_and_an_evaluation(
     hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
     single = tmp_path / "single.jsonl"
-    rows = [{"prompt": f"q{n}", "completion": "az"[n % 2] * 4, "label": n % 2 == 0} for n in range(24)]
-    single.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = [{"prompt": f"q{n}", "completion": "az"[n % 2] * 4, "label": n % 2 == 0} for n in range(24)]
+    single.write_text("".join(json.dumps(row) + "\n" for row in answers))
     common = ("--base-model", str(chat_model), "--rank", "8", "--seed", "5", "--eval-every", "1")
     offline = (*common, "--batch-size", "6", "--max-steps", "2")
     held_out = {"dpo": files["held_out"], "kto": str(single), "reward": files["held_out"]}
@@ -153,7 +153,9 @@ def test_every_trainer_takes_a_start_a_seed_and_an_evaluation(
     process = hermes(*rlhf(chat_model, files, *words, *evaluated))
     assert process.wait(400) == 0, process.output
     check_start(runs / "r", weights)
-    assert all("eval/score" in row and "eval/preference" in row for row in metrics(runs / "r"))
+    rows = metrics(runs / "r")
+    assert [row["step"] for row in rows] == [0, 1, 2] and all(row["eval/score"] == 0.5 for row in rows)
+    assert all("eval/preference" in row for row in rows[1:])
 
 
 def check_start(folder: Path, weights: str) -> None:
