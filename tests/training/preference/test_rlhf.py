@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.engine.http.engine_process import Server
 from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
 from tests.training.world import metrics
+from tests.waiting import wait_until_ended
 
 STEPS = 6
 
@@ -78,6 +80,23 @@ def test_a_killed_run_resumes_and_logs_proxy_truth_and_kl_side_by_side(
     time.sleep(1)
     assert not any(process is not None and process.alive() for process in left), "nothing is left running"
     assert not (folder / "rlhf_processes.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_second_signal_ends_the_run_at_once_with_its_processes(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    reward_model(hermes, chat_model, files)
+    process = hermes(*rlhf(chat_model, files, "--num-steps", "500"))
+    process.until("step 1/500")
+    record = tmp_path / "home" / "runs" / "r" / "rlhf_processes.json"
+    launched = [entry["pid"] for entry in json.loads(record.read_text())]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.process.send_signal(number)
+    process.wait(60)
+    assert "stopped at once; " in process.output, process.output
+    wait_until_ended(launched)
 
 
 @pytest.mark.slow

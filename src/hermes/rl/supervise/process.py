@@ -98,6 +98,18 @@ class Exited:
     """Negative: the signal that killed it. None: unknown, because it was not a child of this process."""
 
 
+_LAUNCHED: list[ProcessId] = []
+"""What this process has launched, each in a session of its own that no signal of the terminal reaches."""
+
+
+def terminate_launched() -> None:
+    """Sends SIGTERM to everything that this process has launched and that still runs: it ends at once itself,
+    and nobody else would stop them."""
+    for process_id in _LAUNCHED:
+        if process_id.alive():
+            signal_group(process_id, signal.SIGTERM)
+
+
 class ProcessHandle:
     """A process that was launched here, or one of an earlier supervisor that is adopted by its id."""
 
@@ -127,6 +139,7 @@ class ProcessHandle:
                 start_new_session=True,
             )
         handle = cls(ProcessId.of(child.pid), child)
+        _LAUNCHED.append(handle.id)
         if record is not None:
             record(handle)
         assert child.stdin is not None
