@@ -107,7 +107,8 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             assert url is not None
             wait_until(lambda: fetch_json(f"{url[0]}/health") is not None)
             arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "p", "--model", "policy")
-            batch = hermes(home, *arguments, "--max-turns", "1", "--toolsets", "none", timeout_s=200)
+            arguments += ("--output-dir", str(home / "data"), "--max-turns", "1", "--toolsets", "none")
+            batch = hermes(home, *arguments, timeout_s=200)
             assert batch.returncode == 0, batch.stderr
             rows_file = home / "sft.jsonl"
             turns = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6, gladly."}]
