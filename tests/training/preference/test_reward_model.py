@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import signal
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,8 +22,10 @@ from hermes.ratings.rules import items_of
 from hermes.ratings.settings import QueueRule, QueueSettings
 from hermes.store import Reader, Writer
 from hermes.training.preference.calibration import ScoredPair, reliability_svg, report_of
+from tests.engine.http.engine_process import Server
 from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
+from tests.training.world import Process
 
 SMALL = ("--rank", "8", "--learning-rate", "0.01", "--batch-size", "6", "--min-rows", "4")
 
@@ -39,7 +46,7 @@ def conversation(text: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(400)
 async def test_a_reward_model_is_trained_measured_and_served(
-    hermes: Hermes, chat_model: Path, tmp_path: Path
+    hermes: Hermes, chat_engine: Server, chat_model: Path, tmp_path: Path
 ) -> None:
     pairs, held_out = write_pairs(tmp_path / "p.jsonl", 24), write_pairs(tmp_path / "h.jsonl", 12, seed=7)
     trainer = hermes(
@@ -81,6 +88,28 @@ async def test_a_reward_model_is_trained_measured_and_served(
     values = [json.loads(line)["score"] for line in scored.output.splitlines()]
     assert values == pytest.approx([good.parts["raw"], bad.parts["raw"]], abs=1e-4)
     check_that_it_rates(hermes, url, tmp_path / "home" / "hermes.db")
+    check_that_it_ends_without_its_engine(server, url, chat_engine)
+
+
+def check_that_it_ends_without_its_engine(server: Process, url: str, engine: Server) -> None:
+    """The engine stands still, and a score waits for it; Ctrl-C twice."""
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        waiting = threading.Thread(target=lambda: _post_in_vain(url), daemon=True)
+        waiting.start()
+        waiting.join(2)
+        assert waiting.is_alive(), "nobody has scored it"
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        server.wait(60)
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+
+
+def _post_in_vain(url: str) -> None:
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        post(f"{url}/pooling", conversation("aaaa"))
 
 
 def check_that_it_rates(hermes: Hermes, url: str, db: Path) -> None:
