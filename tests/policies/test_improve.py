@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from hermes.policies.rows import (
     choose_method,
     gather_rows,
     held_out_comparisons,
+    split_watched,
 )
 from hermes.policies.scoring import ComparisonGain
 from hermes.policies.sequential import run_test
@@ -86,9 +88,10 @@ def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
 
 def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> None:
     """Chat, `policy compare`, `policy serve`, batch, and training by the name of the promoted policy."""
-    answered = hermes(home, "--model", "policy", "-q", "2 x 3?", "--json", timeout_s=200)
-    assert answered.returncode == 0, answered.stderr
-    assert json.loads(answered.stdout)["model"] == f"policy:{record['id']}"
+    question = ("--model", "policy", "-q", "2 x 3?", "--toolsets", "none", "--json")
+    reply = json.loads(hermes(home, *question, timeout_s=200).stdout)
+    assert reply["model"] == f"policy:{record['id']}"
+    assert reply["usage"]["output_tokens"] > 0, reply  # what a tiny model says need not end
     compared = hermes(home, "policy", "compare", "base", "current", "-q", "2 x 3?", "--json", timeout_s=200)
     assert compared.returncode == 0, compared.stderr
     ((row,), answers) = ((rows := json.loads(compared.stdout)), rows[0]["answers"])
@@ -104,7 +107,8 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             assert url is not None
             wait_until(lambda: fetch_json(f"{url[0]}/health") is not None)
             arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "p", "--model", "policy")
-            batch = hermes(home, *arguments, "--max-turns", "1", timeout_s=200)
+            arguments += ("--output-dir", str(home / "data"), "--max-turns", "1", "--toolsets", "none")
+            batch = hermes(home, *arguments, timeout_s=200)
             assert batch.returncode == 0, batch.stderr
             rows_file = home / "sft.jsonl"
             turns = [{"role": "user", "content": "2 x 3?"}, {"role": "assistant", "content": "6, gladly."}]
@@ -119,7 +123,7 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             server.kill()
     with Reader(home / "hermes.db") as reader:
         (batched,) = reader.trajectories(Filter(run_id="p"))
-    assert batched.header.model == record["sampler"]
+    assert batched.header.model == f"custom/{record['sampler']}"
     state = json.loads((home / "runs" / "again" / "training.json").read_text())
     assert state["settings"]["start"] == record["weights"]
 
@@ -145,6 +149,53 @@ def test_random_ratings_keep_the_old_policy_in_twenty_of_twenty_seeds(tmp_path: 
             assert run_improve(home, tiny, *arguments)["promoted"] is True, seed
     finally:
         server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["kto", "rlhf"])
+def test_the_other_methods_end_with_a_decision_too(tmp_path: Path, tiny: Path, method: str) -> None:
+    """Real ratings again. KTO learns them; a few steps of RLHF with a tiny model need not."""
+    write_rated_store(tmp_path, 64)
+    steps = ("--max-steps", "2", "--batch-size", "2") if method == "rlhf" else ()
+    result = run_improve(tmp_path, tiny, "--method", method, "--examples", "0", *steps)
+    record = json.loads(hermes(tmp_path, "policy", "show", str(result["policy"]), "--json").stdout)
+    assert record["method"] == method and record["decision"] == result["decision"]
+    assert result["promoted"] is (result["decision"] == "better")
+    folder = Path(str(result["report"])).parent
+    if method == "kto":
+        assert result["promoted"] is True, result
+        return
+    trained, watched = (
+        {row["prompt"][0]["content"] for row in map(json.loads, (folder / name).read_text().splitlines())}
+        for name in ("pairs.jsonl", "pairs-watched.jsonl")
+    )
+    assert trained and watched and not trained & watched
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_watching_improves_once_there_are_enough_ratings(tmp_path: Path, tiny: Path) -> None:
+    write_rated_store(tmp_path, 64)
+    command = [
+        *(sys.executable, "-m", "hermes", "improve", "--watch", "--min-new", "100", "--examples", "0"),
+        *("--base-model", str(tiny), "--device", "cpu", "--rank", "8", "--max-tokens", "200"),
+        *("--epochs", "6", "--learning-rate", "0.01"),
+    ]
+    environ = {**os.environ, "HERMES_HOME": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as watcher:
+        try:
+            assert watcher.stdout is not None
+            lines = []
+            while not lines or not lines[-1].startswith("0 of 100 new ratings; waiting for more"):
+                lines.append(watcher.stdout.readline())
+                assert lines[-1], lines
+        finally:
+            watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(60) == 130
+    assert any(line.startswith("Promoted") for line in lines), lines
+    (policy,) = PolicyRegistry(tmp_path).policies()
+    assert PolicyRegistry(tmp_path).current(str(tiny)).id == policy.id
 
 
 def test_watching_waits_for_ratings_and_says_what_is_missing(tmp_path: Path) -> None:
@@ -209,6 +260,9 @@ def test_held_out_comparisons_share_no_task(tmp_path: Path) -> None:
     comparisons = held_out_comparisons(ImprovementRows(held_out_spans=spans), Method.KTO)
     tasks = [task for comparison in comparisons for task in comparison.task.split(" | ")]
     assert len(tasks) == len(set(tasks)) and comparisons
+    both = [span(number, number % 2 == 0, task=str(number // 2)) for number in range(60)]
+    comparisons = held_out_comparisons(ImprovementRows(held_out_spans=both), Method.KTO)
+    assert len(comparisons) == 30, "a task with a good and a bad answer is a comparison by itself"
     write_rated_store(tmp_path, 40)
     with Reader(tmp_path / "hermes.db") as reader:
         rows = gather_rows(reader, 0, 0.3)
@@ -216,6 +270,18 @@ def test_held_out_comparisons_share_no_task(tmp_path: Path) -> None:
     assert len(rows.pairs) + len(rows.held_out_pairs) == 40
     assert {pair.task for pair in rows.pairs}.isdisjoint(pair.task for pair in rows.held_out_pairs)
     assert not later.pairs and later.left_out["used by an earlier improvement"] == 40
+
+
+def test_what_rlhf_is_stopped_by_is_neither_trained_on_nor_held_out_for_the_decision(tmp_path: Path) -> None:
+    write_rated_store(tmp_path, 80)
+    with Reader(tmp_path / "hermes.db") as reader:
+        rows = gather_rows(reader, 0, 0.3)
+    trained, watched = split_watched(rows.pairs, 0.3)
+    sides = [{pair.task for pair in side} for side in (trained, watched, rows.held_out_pairs)]
+    assert all(sides) and sum(map(len, sides)) == len(set().union(*sides)) == 80
+    assert len(trained) > 4 * len(watched)
+    (alone,) = split_watched(trained[:1], 0.3)[1]
+    assert alone is trained[0], "there is always something to stop by"
 
 
 def test_too_few_held_out_ratings_are_refused_before_anything_is_trained(tmp_path: Path) -> None:

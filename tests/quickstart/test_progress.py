@@ -33,6 +33,20 @@ def test_the_first_of_many_do_not_tell_how_long_the_rest_takes() -> None:
     assert lines == ["   rollouts 1/1000", "   rollouts 100/1000  10.0/s  90 s left"]
 
 
+def test_the_rate_of_steps_does_not_count_what_comes_before_the_first() -> None:
+    now_s, lines = [0.0], list[str]()
+    meter = StageMeter("step", 4, lines.append, lambda: now_s[0], set_up=True)
+    for end_s in (70.0, 80.0, 90.0, 100.0):
+        now_s[0] = end_s
+        meter.add()
+    assert lines == [
+        "   step 1/4",
+        "   step 2/4  6.0/min  20 s left",
+        "   step 3/4  6.0/min  10 s left",
+        "   step 4/4  6.0/min  1 min 40 s",
+    ]
+
+
 def test_a_stage_that_takes_no_time_has_no_rate() -> None:
     lines = list[str]()
     StageMeter("steps", 1, lines.append, lambda: 3.0).add()

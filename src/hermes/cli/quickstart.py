@@ -50,11 +50,11 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
     from hermes.quickstart.stages import QuickstartOptions, run
 
     torch_device = choose_device(device)
-    if act == "feedback":
-        _feedback(torch_device, fast, output, as_json)
-        return
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
+    if act == "feedback":
+        _feedback(torch_device, fast, full, output, as_json)
+        return
     options = QuickstartOptions(
         choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output
     )
@@ -68,15 +68,15 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
         click.echo("\n" + report.text(outcome, files))
 
 
-def _feedback(device: str, fast: bool, output: Path, as_json: bool) -> None:
+def _feedback(device: str, fast: bool, full: bool, output: Path, as_json: bool) -> None:
     import json
 
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
-    recipe = choose(fast=fast, cuda=device == "cuda")
+    options = act.FeedbackOptions(choose(fast=fast, cuda=device == "cuda", full=full), device, output)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
-        outcome = act.run(recipe, device, output, progress)
+        outcome = act.run(options, progress)
     click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{act.text(outcome)}")

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from hermes.config.paths import db_path
 from hermes.core import JSONObject
 from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.trl import preference_row, unpaired_row
+from hermes.data.preference.pairs import PreferencePair
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError, UsageError
 from hermes.policies.answers import AnswerPair, answer_both
@@ -33,6 +34,7 @@ from hermes.policies.rows import (
     choose_method,
     gather_rows,
     held_out_comparisons,
+    split_watched,
 )
 from hermes.policies.scoring import ComparisonGain, compare_likelihoods
 from hermes.policies.sequential import (
@@ -48,12 +50,16 @@ from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.store import Reader
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
+from hermes.training.preference.prompts import pair_prompts
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.ratings.auto import AutoRater
 
 _PARSER = "hermes"
+_ANSWERS_PER_PROMPT = 8
+"""In a step of RLHF."""
+_NO_RLHF = "--method dpo, which learns from pairs of any form"
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class ImproveSettings:
     epochs: int = 3
     max_steps: int | None = None
     batch_size: int = 16
+    """Rows a step; with RLHF prompts a step."""
     max_tokens: int = 2048
     answer_tokens: int = 200
     examples: int = 16
@@ -247,27 +254,36 @@ class _PolicyTrainer:
 
     def train(self, method: Method, rows: ImprovementRows, progress: Progress) -> JSONObject:
         """The trainer's result: run_id, weights, sampler."""
-        pairs = self._write("pairs", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.pairs])
         if method is Method.KTO:
             answers = self._write("answers", _unpaired(rows))
-            progress(f"kto on {len(rows.spans)} answers")
+            progress(f"kto on {rows.good + rows.bad} answers")
             return self._run("kto", (str(answers), "--eval-share", "0"))
         if method is Method.DPO:
             progress(f"dpo on {len(rows.pairs)} pairs")
-            return self._run("dpo", (str(pairs), "--eval-share", "0"))
-        held_out = self._write(
-            "pairs-held-out", [preference_row(p, ToolCallStyle.STRUCTURED) for p in rows.held_out_pairs]
-        )
-        progress(f"reward model on {len(rows.pairs)} pairs")
-        reward = self._run("reward", (str(pairs), "--eval-file", str(held_out)), start=False)
-        prompts = self._write("prompts", [{"prompt": p.prompt[-1].content} for p in rows.pairs])
+            return self._run("dpo", (str(self._write_pairs("pairs", rows.pairs)), "--eval-share", "0"))
+        return self._rlhf(rows.pairs, progress)
+
+    def _rlhf(self, pairs: Sequence[PreferencePair], progress: Progress) -> JSONObject:
+        """What is held out for the decision is used by neither trainer, not even to stop it: the error rate
+        is stated for comparisons that the candidate was not selected by."""
+        openings = pair_prompts(pairs)
+        if not openings:
+            raise UsageError("no rated pair begins with a question in text that rlhf could answer", _NO_RLHF)
+        trained, watched = split_watched(pairs, self.settings.eval_share)
+        rows = self._write_pairs("pairs", trained)
+        evaluated = ("--eval-file", str(self._write_pairs("pairs-watched", watched)))
+        progress(f"reward model on {len(trained)} pairs")
+        reward = self._run("reward", (str(rows), *evaluated), start=False)
+        prompts = self._write("prompts", openings)
         progress("rlhf against the reward model")
-        steps = self.settings.max_steps or max(1, self.settings.epochs * len(rows.pairs) // 64)
+        steps = self.settings.max_steps or max(1, self.settings.epochs * len(pairs) // 64)
         return self._run(
             "rlhf",
             (
                 *("--reward-model", str(reward["run_id"]), "--prompts", str(prompts)),
-                *("--num-steps", str(steps), "--preferences", str(held_out)),
+                *("--num-steps", str(steps), "--preferences", evaluated[1]),
+                *("--batch-size", str(self.settings.batch_size * _ANSWERS_PER_PROMPT)),
+                *("--rollouts-per-prompt", str(_ANSWERS_PER_PROMPT)),
                 *("--answer-tokens", str(self.settings.answer_tokens)),
             ),
             offline=False,
@@ -294,6 +310,9 @@ class _PolicyTrainer:
                 "--json",
             ),
         )
+
+    def _write_pairs(self, name: str, pairs: Sequence[PreferencePair]) -> Path:
+        return self._write(name, [preference_row(pair, ToolCallStyle.STRUCTURED) for pair in pairs])
 
     def _write(self, name: str, rows: list[JSONObject]) -> Path:
         path = self.folder / f"{name}.jsonl"

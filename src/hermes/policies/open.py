@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError, UsageError
+from hermes.models.local import bundled
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process import HERMES, fetch_json
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
@@ -28,13 +29,39 @@ def open_policy_model(
     """The policy in this process, named `policy:ID`; the base model itself before the first promotion."""
     from hermes.models.open import open_model
 
-    if record.sampler is None:
+    if record.sampler is None and is_bundled(record.base_model):
         return open_model(config, record.base_model, progress=progress)
     from hermes.models.local.chat import LocalChat
 
+    if record.sampler is None:
+        return LocalChat.open(str(base_folder(record.base_model)), config.home)
     folder = merged_folder(config, record, progress)
     LocalChat.open(str(folder), config.home)  # complains about what is missing
     return LocalChat(f"policy:{record.id}", lambda: folder)
+
+
+def is_bundled(base_model: str) -> bool:
+    """Whether chat and batch know the base model by this name; others are a folder, or on the hub."""
+    return base_model == f"hermes/{bundled.NAME}"
+
+
+def base_folder(base_model: str) -> Path:
+    """The folder of a base model that is not the bundled one."""
+    folder = Path(base_model).expanduser()
+    return folder if folder.is_dir() else Path(_hub_folder(base_model))
+
+
+def _hub_folder(model: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return str(snapshot_download(model))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise HermesError(
+            f"the base model {model} is neither a folder nor on the hub: {error}",
+            "check its name and your connection",
+        ) from error
 
 
 def merged_folder(
@@ -76,8 +103,8 @@ def serve_policy(
 
 
 def policy_endpoint(config: Config, record: PolicyRecord) -> tuple[str, str | None]:
-    """Model name and address for processes that share one policy; no address if it is the base model."""
-    if record.sampler is None:
+    """Model name and address for processes that share one policy; no address if it is the bundled model."""
+    if record.sampler is None and is_bundled(record.base_model):
         return record.base_model, None
     path = PolicyRegistry(config.home).folder / _SERVING
     try:
@@ -91,4 +118,4 @@ def policy_endpoint(config: Config, record: PolicyRecord) -> tuple[str, str | No
         raise UsageError(
             f"nothing serves the policy {record.id}", "hermes policy serve, in another terminal; then again"
         )
-    return record.sampler, f"{url}/v1"
+    return record.sampler or record.base_model, f"{url}/v1"

@@ -1,8 +1,8 @@
 """What an improvement learns from and what it is judged by: rows of ratings, split by task.
 
 Held-out comparisons decide about a promotion, so they must be independent of each other: one for each task. A
-pair is one by itself. Where there are only single verdicts, a good answer of one task meets a bad answer of
-another.
+pair is one by itself. Where there are only single verdicts, a good answer of a task meets a bad one of the
+same task, or of another task if it has none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _ORIGINS = (PreferenceSource.CHOICE, PreferenceSource.RATING)
 MIN_PAIRS = 16
 MIN_EACH_CLASS = 8
 RLHF_PAIRS = 1000
+_WATCHED_SHARE = 0.1
 
 
 class Method(StrEnum):
@@ -96,6 +97,19 @@ def gather_rows(reader: Reader, since_ms: int, eval_share: float) -> Improvement
     return split
 
 
+def split_watched(
+    pairs: Sequence[PreferencePair], eval_share: float
+) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """Pairs to train on, and a share of them, by task, by which trainers choose and stop; never empty.
+
+    `pairs` are those that `gather_rows` gave with this share, so their tasks are not held out.
+    """
+    share = eval_share + _WATCHED_SHARE * (1 - eval_share)
+    watched = [pair for pair in pairs if side_of(pair.task, share) is Side.EVAL] or list(pairs[-1:])
+    tasks = {pair.task for pair in watched}
+    return [pair for pair in pairs if pair.task not in tasks], watched
+
+
 def choose_method(rows: ImprovementRows, forced: Method | None = None) -> tuple[Method, str]:
     """The method and the reason for it; UsageError if there is too little for any."""
     enough_pairs = len(rows.pairs) >= MIN_PAIRS
@@ -150,15 +164,24 @@ def _pairs(pairs: Sequence[PreferencePair]) -> list[HeldOutComparison]:
 
 
 def _single_verdicts(spans: Sequence[RatedSpan]) -> list[HeldOutComparison]:
-    """Every task gives one answer only, so that no two comparisons share one."""
+    """Every task is in one comparison only: with itself if it has a good and a bad answer."""
     by_task: dict[str, list[RatedSpan]] = defaultdict(list)
-    for span in spans:
+    for span in sorted(spans, key=lambda entry: (entry.task, entry.trajectory_id)):
         if span.desirable is not None:
             by_task[span.task].append(span)
-    first = [sorted(group, key=lambda span: span.trajectory_id)[0] for _, group in sorted(by_task.items())]
-    good = [span for span in first if span.desirable]
-    bad = [span for span in first if not span.desirable]
-    return [
+    comparisons: list[HeldOutComparison] = []
+    good: list[RatedSpan] = []
+    bad: list[RatedSpan] = []
+    for task, group in by_task.items():
+        better = next((span for span in group if span.desirable), None)
+        worse = next((span for span in group if not span.desirable), None)
+        if better is not None and worse is not None:
+            comparisons.append(HeldOutComparison(_text(better), _text(worse), task))
+        elif better is not None:
+            good.append(better)
+        elif worse is not None:
+            bad.append(worse)
+    return comparisons + [
         HeldOutComparison(_text(better), _text(worse), f"{better.task} | {worse.task}")
         for better, worse in zip(good, bad, strict=False)
     ]

@@ -72,14 +72,14 @@ def fit(recipes: Sequence[QuickstartRecipe], pace_s: float, limit_s: float = LIM
 def announce(recipes: Sequence[QuickstartRecipe], chosen: QuickstartRecipe, pace_s: float) -> str:
     """The message before the first long stage."""
     seconds = estimate_s(chosen, pace_s)
-    lines = [f"   about {_rounded(seconds)} in all on this machine, if it has nothing else to do"]
+    lines = [f"   about {minutes(seconds)} in all on this machine, if it has nothing else to do"]
     full = recipes[0]
     if chosen is not full:
         lines.append(
             f"   it is slow for this ({_PROMPTS * _PROMPT_TOKENS:,} prompt tokens took {pace_s:.1f} s), so "
             f"{_size(chosen)} instead of {_size(full)};"
         )
-        lines.append(f"   with --full it takes about {_rounded(estimate_s(full, pace_s))} and learns more")
+        lines.append(f"   with --full it takes about {minutes(estimate_s(full, pace_s))} and learns more")
     return "\n".join(lines)
 
 
@@ -90,7 +90,8 @@ def _size(recipe: QuickstartRecipe) -> str:
     )
 
 
-def _rounded(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """Rounded as an estimate deserves."""
     return duration(seconds) if seconds < 90 else f"{round(seconds / 60)} minutes"
 
 

@@ -21,26 +21,38 @@ class StageMeter:
     """Counts the finished items of a stage, and reports at intervals and at the end."""
 
     def __init__(
-        self, label: str, total: int, progress: ProgressCallback, clock: Callable[[], float] = time.monotonic
+        self,
+        label: str,
+        total: int,
+        progress: ProgressCallback,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        set_up: bool = False,
     ) -> None:
+        """`set_up`: the first item takes longer, as a trainer's step does; the rate is that of the others."""
         self._label, self._total, self._progress, self._clock = label, total, progress, clock
         self._began_s = self._reported_s = clock()
         self._done = 0
+        self._rate_from: tuple[float, int] | None = None if set_up else (self._began_s, 0)
+        """Since when, and from which item on, the rate is counted."""
 
     def add(self, count: int = 1, note: str = "") -> None:
         self._done += count
         now_s = self._clock()
         if self._done >= self._total or now_s - self._reported_s >= INTERVAL_S:
             self._reported_s = now_s
-            self._progress(self._line(now_s - self._began_s) + (f"  {note}" if note else ""))
+            self._progress(self._line(now_s) + (f"  {note}" if note else ""))
+        if self._rate_from is None:
+            self._rate_from = now_s, self._done
 
-    def _line(self, spent_s: float) -> str:
+    def _line(self, now_s: float) -> str:
         line = f"   {self._label} {self._done}/{self._total}"
-        if spent_s <= 0:
+        since_s, before = self._rate_from or (now_s, 0)
+        if now_s <= since_s:
             return line
-        rate = self._done / spent_s
+        rate = (self._done - before) / (now_s - since_s)
         if self._done >= self._total:
-            return f"{line}  {rate_text(rate)}  {duration(spent_s)}"
+            return f"{line}  {rate_text(rate)}  {duration(now_s - self._began_s)}"
         if self._done < self._total * FORESEEABLE:
             return line
         return f"{line}  {rate_text(rate)}  {duration((self._total - self._done) / rate)} left"

@@ -57,6 +57,7 @@ def run(options: QuickstartOptions, progress: ProgressCallback) -> QuickstartOut
     """Runs all stages. All processes are stopped at the end, whatever ends it."""
     name = f"quickstart-{datetime.now():%Y%m%d-%H%M%S}"
     folder = ensure_dir(options.output.absolute() / name)
+    progress(f"everything is written to {folder}")
     with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
         return _QuickstartRun(options, name, folder, processes, progress).run()
 
@@ -165,8 +166,8 @@ class _QuickstartRun:
             self._processes.start(name, self._environment(api, number))
         self._processes.wait_until_ready("trainer", _status_has(api, "started"))
         self._processes.wait_until_ready(envs[0], _status_has(api, "envs"))
-        meter = StageMeter("step", recipe.rl_steps, self._progress)
-        show_steps = step_reporter(folder, meter, "reward/mean", "reward")
+        meter = StageMeter("step", recipe.rl_steps, self._progress, set_up=True)
+        show_steps = step_reporter(folder, meter, {"reward/mean": "reward"})
 
         def on_poll() -> None:
             show_steps()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def warm_start(
     progress: ProgressCallback,
 ) -> WarmPolicy:
     run_folder = folder / "sft"
-    meter = StageMeter("step", recipe.sft_steps, progress)
+    meter = StageMeter("step", recipe.sft_steps, progress, set_up=True)
     result = processes.run(
         "sft",
         (
@@ -69,21 +69,22 @@ def warm_start(
             *("--learning-rate", str(recipe.sft_rate), "--batch-size", str(recipe.sft_batch)),
             *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps), "--json"),
         ),
-        step_reporter(run_folder, meter, "train/loss", "loss"),
+        step_reporter(run_folder, meter, {"train/loss": "loss"}),
     )
     losses = tuple(row["train/loss"] for row in read_metrics(run_folder / "metrics.jsonl"))
     return WarmPolicy(result["weights"], result["sampler"], losses)
 
 
-def step_reporter(folder: Path, meter: StageMeter, name: str, label: str) -> Callable[[], None]:
-    """Reports the steps of a trainer as they appear in its metrics."""
+def step_reporter(folder: Path, meter: StageMeter, labels: Mapping[str, str]) -> Callable[[], None]:
+    """Reports the steps of a trainer as they appear in its metrics, with those that have a label."""
     reported = 0
 
     def report_new_steps() -> None:
         nonlocal reported
-        rows = [row for row in read_metrics(folder / "metrics.jsonl") if name in row]
+        rows = [row for row in read_metrics(folder / "metrics.jsonl") if not labels.keys().isdisjoint(row)]
         for row in rows[reported:]:
-            meter.add(note=f"{label} {row[name]:.3f}")
+            figures = (f"{label} {row[name]:.3f}" for name, label in labels.items() if name in row)
+            meter.add(note="  ".join(figures))
         reported = len(rows)
 
     return report_new_steps

@@ -28,6 +28,8 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = maker.from_pretrained(folder)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+    config = folder / "config.json"  # room for the descriptions of tools, a token a letter
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 2048}))
     return folder
 
 

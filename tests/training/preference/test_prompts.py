@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes.batch.tasks import read_dataset
-from hermes.core import Message
+from hermes.core import Message, ToolCall
 from hermes.data.export.select import EVERYTHING
+from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.errors import HermesError
 from hermes.rl.rlhf import RlhfPlan, environment_arguments
 from hermes.store import Filter, Reader, Writer
-from hermes.training.preference.prompts import write_prompts
+from hermes.training.preference.prompts import pair_prompts, write_prompts
 from tests.records import record
 
 SYSTEM = Message.system("Be brief.")
@@ -49,3 +51,21 @@ def test_the_environment_gets_the_tools_and_the_turns_of_the_agent(tmp_path: Pat
     assert options["--env.max_agent_turns"] == "6"
     assert options["--env.enabled_toolsets"] == '["math", "file"]'
     assert options["--env.reward_model_url"] == "http://127.0.0.1:3"
+
+
+def test_the_prompts_of_pairs_have_the_conversation_and_end_before_a_call_of_a_tool(tmp_path: Path) -> None:
+    question, answer, again = Message.user("2 + 2?"), Message.assistant("4"), Message.user("Sure?")
+    call = ToolCall("c", "calculate", "{}")
+    with_tool = (question, Message.assistant(tool_calls=(call,)), Message.tool(call, "4"))
+    prompts = ((SYSTEM, question), (SYSTEM, question), (SYSTEM, question, answer, again), with_tool)
+    image = (replace(Message.user("What is this?"), images=("sha",)),)
+    pairs = [
+        PreferencePair(prompt, (answer,), (again,), "a", "b", 1, PreferenceSource.CHOICE, 1.0, "t")
+        for prompt in (*prompts, image)
+    ]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in pair_prompts(pairs)))
+    first, later, plain = read_dataset(str(path)).rows
+    assert (first.history, first.prompts) == ((SYSTEM,), ("2 + 2?",))
+    assert (later.history, later.prompts) == ((SYSTEM, question, answer), ("Sure?",))
+    assert (plain.history, plain.prompts) == ((), ("2 + 2?",))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import signal
+import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,10 +15,17 @@ from typing import Any
 
 import pytest
 
+from hermes.core import Message, RaterSource
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import GraderError
+from hermes.ratings.rules import items_of
+from hermes.ratings.settings import QueueRule, QueueSettings
+from hermes.store import Reader, Writer
 from hermes.training.preference.calibration import ScoredPair, reliability_svg, report_of
+from tests.engine.http.engine_process import Server
+from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
+from tests.training.world import Process
 
 SMALL = ("--rank", "8", "--learning-rate", "0.01", "--batch-size", "6", "--min-rows", "4")
 
@@ -34,7 +46,7 @@ def conversation(text: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(400)
 async def test_a_reward_model_is_trained_measured_and_served(
-    hermes: Hermes, chat_model: Path, tmp_path: Path
+    hermes: Hermes, chat_engine: Server, chat_model: Path, tmp_path: Path
 ) -> None:
     pairs, held_out = write_pairs(tmp_path / "p.jsonl", 24), write_pairs(tmp_path / "h.jsonl", 12, seed=7)
     trainer = hermes(
@@ -75,6 +87,47 @@ async def test_a_reward_model_is_trained_measured_and_served(
     assert scored.wait() == 0, scored.output
     values = [json.loads(line)["score"] for line in scored.output.splitlines()]
     assert values == pytest.approx([good.parts["raw"], bad.parts["raw"]], abs=1e-4)
+    check_that_it_rates(hermes, url, tmp_path / "home" / "hermes.db")
+    check_that_it_ends_without_its_engine(server, url, chat_engine)
+
+
+def check_that_it_ends_without_its_engine(server: Process, url: str, engine: Server) -> None:
+    """The engine stands still, and a score waits for it; Ctrl-C twice."""
+    engine.process.send_signal(signal.SIGSTOP)
+    try:
+        waiting = threading.Thread(target=lambda: _post_in_vain(url), daemon=True)
+        waiting.start()
+        waiting.join(2)
+        assert waiting.is_alive(), "nobody has scored it"
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        server.wait(60)
+    finally:
+        engine.process.send_signal(signal.SIGCONT)
+
+
+def _post_in_vain(url: str) -> None:
+    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+        post(f"{url}/pooling", conversation("aaaa"))
+
+
+def check_that_it_rates(hermes: Hermes, url: str, db: Path) -> None:
+    """`hermes rate auto` with the served model; what its members differ about can then be queued."""
+    with Writer(db) as writer:
+        ids = [
+            record(writer, [Message.user("q"), Message.assistant(text)], tools=(), task_id="t")
+            for text in ("aaaa", "zzzz")
+        ]
+    rater = hermes("rate", "auto", "--reward-model", url, "--json")
+    assert rater.wait() == 0, rater.output
+    assert json.loads(rater.output.splitlines()[-1])["rated"] == 2
+    with Reader(db) as reader:
+        scores = {rating.trajectory_id: rating for rating in reader.all_ratings()}
+        items = items_of(reader, QueueSettings(QueueRule.UNCERTAINTY))
+    assert {rating.source for rating in scores.values()} == {RaterSource.REWARD_MODEL}
+    assert scores[ids[0]].value > scores[ids[1]].value
+    assert {item.trajectory_id for item in items} == set(ids)
 
 
 def _messages_file(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from hermes.core import Message
 from hermes.rl.supervise.process import ProcessId
 from hermes.store import Writer
+from hermes.training.start_weights import find_weights
 from tests.engine.http.engine_process import Server
 from tests.records import record
 from tests.training.preference.conftest import Hermes, write_pairs
 from tests.training.world import metrics
+from tests.waiting import wait_until_ended
 
 STEPS = 6
 
@@ -80,6 +83,23 @@ def test_a_killed_run_resumes_and_logs_proxy_truth_and_kl_side_by_side(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_second_signal_ends_the_run_at_once_with_its_processes(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    reward_model(hermes, chat_model, files)
+    process = hermes(*rlhf(chat_model, files, "--num-steps", "500"))
+    process.until("step 1/500")
+    record = tmp_path / "home" / "runs" / "r" / "rlhf_processes.json"
+    launched = [entry["pid"] for entry in json.loads(record.read_text())]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.process.send_signal(number)
+    process.wait(60)
+    assert "stopped at once; " in process.output, process.output
+    wait_until_ended(launched)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_stored_prompts_the_agent_loop_and_a_critic_that_is_killed_and_resumes(
     hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
@@ -108,10 +128,66 @@ def test_stored_prompts_the_agent_loop_and_a_critic_that_is_killed_and_resumes(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_reward_model_that_cannot_be_served_ends_the_run_with_the_reason(
-    hermes: Hermes, chat_model: Path, files: dict[str, str]
+@pytest.mark.timeout(900)
+def test_a_truth_that_falls_while_the_reward_rises_ends_the_run(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
 ) -> None:
-    process = hermes(*rlhf(chat_model, files))
+    """The reward is higher for what the reward model likes; the truth likes variety, which gets lost."""
+    Path(files["truth"].removesuffix(":share")).write_text(
+        "def share(ctx):\n    return len(set(ctx.answer)) / max(1, len(ctx.answer))\n"
+    )
+    reward_model(hermes, chat_model, files)
+    steps = ("--num-steps", "60", "--kl", "0", "--learning-rate", "0.01", "--batch-size", "16")
+    process = hermes(*rlhf(chat_model, files, *steps))
+    assert process.wait(600) == 0, process.output
+    assert "over-optimised: the reward model's score rose by" in process.output
+    assert len(metrics(tmp_path / "home" / "runs" / "r")) < 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_trainer_takes_a_start_a_seed_and_an_evaluation(
+    hermes: Hermes, chat_engine: Server, chat_model: Path, files: dict[str, str], tmp_path: Path
+) -> None:
+    single = tmp_path / "single.jsonl"
+    answers = [{"prompt": f"q{n}", "completion": "az"[n % 2] * 4, "label": n % 2 == 0} for n in range(24)]
+    single.write_text("".join(json.dumps(row) + "\n" for row in answers))
+    common = ("--base-model", str(chat_model), "--rank", "8", "--seed", "5", "--eval-every", "1")
+    offline = (*common, "--batch-size", "6", "--max-steps", "2")
+    held_out = {"dpo": files["held_out"], "kto": str(single), "reward": files["held_out"]}
+    trained = {"dpo": files["pairs"], "kto": str(single), "reward": files["pairs"]}
+    runs = tmp_path / "home" / "runs"
+    warm = hermes("train", "dpo", files["pairs"], *offline, "--name", "warm")
+    assert warm.wait(300) == 0, warm.output
+    weights = find_weights("warm", tmp_path / "home")
+    for kind, file in trained.items():
+        words = ("train", kind, file, *offline, "--eval-file", held_out[kind], "--start", "warm")
+        process = hermes(*words, "--name", f"after-{kind}")
+        assert process.wait(300) == 0, process.output
+        folder = runs / f"after-{kind}" / ("member-0" if kind == "reward" else "")
+        check_start(folder, weights)
+        assert all("eval/loss" in row for row in metrics(folder))
+    words = ("--reward-model", "after-reward", "--start", "warm", "--seed", "5", "--num-steps", "2")
+    evaluated = ("--eval-every", "1", "--eval-command", "echo '{\"score\": 0.5}'")
+    process = hermes(*rlhf(chat_model, files, *words, *evaluated))
+    assert process.wait(400) == 0, process.output
+    check_start(runs / "r", weights)
+    rows = metrics(runs / "r")
+    assert [row["step"] for row in rows] == [0, 1, 2] and all(row["eval/score"] == 0.5 for row in rows)
+    assert all("eval/preference" in row for row in rows[1:])
+
+
+def check_start(folder: Path, weights: str) -> None:
+    settings = json.loads((folder / "training.json").read_text())["settings"]
+    assert settings["start"] == weights and settings["seed"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("command", ["rlhf", "ppo"])
+def test_a_reward_model_that_cannot_be_served_ends_the_run_with_the_reason(
+    hermes: Hermes, chat_model: Path, files: dict[str, str], command: str
+) -> None:
+    process = hermes("train", command, *rlhf(chat_model, files)[2:])
     assert process.wait(300) != 0
     assert "there is no reward model called 'liked'" in process.output

@@ -15,6 +15,7 @@ from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import UsageError
 from hermes.models.render.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
+from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.preference.rated_sft import from_ratings
 from hermes.training.preference.reference import BASE
 from hermes.training.preference.sources import answers_reference, from_store
@@ -75,10 +76,27 @@ def test_pairs_and_rated_answers_come_with_the_adapter_that_gave_them(writer: Wr
     (pair,) = data.pairs
     assert (pair.chosen[0].content, pair.rejected[0].content) == ("4.", "Well, let me think.")
     assert sorted(row.desirable for row in data.rated if row.desirable is not None) == [False, True]
-    assert answers_reference(data) == path
+    assert answers_reference(data, tmp_path) == path
     rate(writer, answered("Four?", "tinker://n:train:0/sampler_weights/step-1"), 3)
     with Reader(tmp_path / "hermes.db") as reader:
         several = from_store(reader, EVERYTHING, ("rating",), 0.0)
     with pytest.raises(UsageError, match="the answers came from 2 adapters"):
-        answers_reference(several)
-    assert answers_reference(replace(data, policies=frozenset())) == BASE
+        answers_reference(several, tmp_path)
+    assert answers_reference(replace(data, policies=frozenset()), tmp_path) == BASE
+
+
+def test_answers_of_a_promoted_policy_in_chat_and_served_came_from_one_adapter(
+    writer: Writer, tmp_path: Path
+) -> None:
+    path = "tinker://m:train:0/sampler_weights/step-4"
+    policy = PolicyRecord(new_policy_id(), "hermes/smollm2", path.replace("sampler_", ""), path)
+    PolicyRegistry(tmp_path).add(policy)
+    chat = record(writer, [ASKED, Message.assistant("4.")], tools=(), model=f"policy:{policy.id}")
+    trace = TokenTrace((1, 2), (3,), (-0.5,), path)
+    served = record(writer, [ASKED, Message.assistant("Hm.")], tools=(), call=model_call(tokens=trace))
+    rate(writer, chat, 5)
+    rate(writer, served, 1)
+    with Reader(tmp_path / "hermes.db") as reader:
+        data = from_store(reader, EVERYTHING, ("rating",), 0.0)
+    assert data.policies == {path, f"policy:{policy.id}"}
+    assert answers_reference(data, tmp_path) == path

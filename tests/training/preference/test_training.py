@@ -16,9 +16,10 @@ from hermes.training.data.sft_examples import SftExample, SftExamples
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.offline import OfflineObjective, OfflineSettings, train_offline
 from hermes.training.preference.dpo import DpoObjective
+from hermes.training.preference.examples import RenderedCompletion
 from hermes.training.preference.kto import balanced_weights
 from hermes.training.preference.losses import DpoConfig
-from hermes.training.preference.reference import BASE
+from hermes.training.preference.reference import BASE, CROSS_ENTROPY, gradient_datums, policy_logprobs
 from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
@@ -140,6 +141,33 @@ def test_a_run_with_other_replayed_rows_is_another_run(make_run: MakeRun) -> Non
     with pytest.raises(UsageError, match="another replay"):
         changed = ReplayObjective(DpoObjective(rows, DpoConfig(), BASE), ReplayRows(skill, 1.0))
         train_offline(run, changed, settings, Sinks([]), lambda line: None)
+
+
+def completion(*tokens: int) -> RenderedCompletion:
+    return RenderedCompletion((SftExample((270, 271, *tokens), (False, False, *(True for _ in tokens))),))
+
+
+def test_an_answer_in_several_pairs_is_computed_once_and_its_gradients_add_up(make_run: MakeRun) -> None:
+    first, second, third = completion(280, 281), completion(282), completion(283, 284, 285)
+    repeated, gradients = [first, second, third, second, first], [-0.5, 0.25, -1.0, 0.75, 0.125]
+    merged = gradient_datums(repeated, gradients)
+    apart = [
+        datum
+        for entry, gradient in zip(repeated, gradients, strict=True)
+        for datum in gradient_datums([entry], [gradient])
+    ]
+    assert (len(merged), len(apart)) == (3, 5)
+    run = make_run()
+    with closing(TokenMeter(run.folder)) as meter, AdapterClient(run.connection, run.lora, meter) as client:
+        norms = []
+        for data in (merged, apart):
+            client.forward_backward(data, CROSS_ENTROPY)
+            figures = client.optim_step(0.0, 0.9, 0.95, 0.0)  # at a rate of 0, to clear the gradients
+            norms.append({name: value for name, value in figures.items() if name.startswith("grad_norm")})
+        together = policy_logprobs(client, repeated)
+        alone = [policy_logprobs(client, [entry])[0] for entry in repeated]
+    assert norms[0] and norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert together == pytest.approx(alone, rel=1e-5) and together[0] == together[4]
 
 
 def test_the_weights_of_the_classes_make_both_count_equally() -> None:

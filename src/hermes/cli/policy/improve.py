@@ -57,7 +57,13 @@ _POSITIVE = click.IntRange(min=1)
     ),
     click.option("--epochs", default=3, show_default=True, type=_POSITIVE, help="Passes over the ratings."),
     click.option("--max-steps", type=_POSITIVE, help="Stop after this many steps."),
-    click.option("--batch-size", default=16, show_default=True, type=_POSITIVE, help="Rows a step."),
+    click.option(
+        "--batch-size",
+        default=16,
+        show_default=True,
+        type=_POSITIVE,
+        help="Rows a step; with rlhf, prompts a step.",
+    ),
     click.option("--max-tokens", default=2048, show_default=True, type=_POSITIVE, help="Longest sequence."),
     click.option(
         "--answer-tokens",

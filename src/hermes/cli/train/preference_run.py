@@ -200,7 +200,7 @@ def _reference(config: Config, options: PreferenceOptions, run: TrainingRunSpec,
     if name == BASE:
         return BASE
     if name == "answers":
-        return answers_reference(data)
+        return answers_reference(data, config.home)
     return find_start(name, config.home, run.lora.base_model) or BASE
 
 

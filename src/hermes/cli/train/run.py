@@ -362,10 +362,13 @@ def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCall
 
 
 def stop_on_signals(run: TrainingRunSpec) -> threading.Event:
-    """The first signal ends the run after the current step, with everything saved; a second one, at once.
+    """The first signal ends the run after the current step, with everything saved; a second one, at once,
+    with the processes that the run has launched.
 
     What is kept is written past Python's buffers: a handler may run in the middle of a write.
     """
+    from hermes.rl.supervise.process import terminate_launched
+
     stop = threading.Event()
 
     def on_signal(number: int, frame: object) -> None:
@@ -374,6 +377,7 @@ def stop_on_signals(run: TrainingRunSpec) -> threading.Event:
             os.write(2, b"\nfinishing this step and saving it; Ctrl-C again stops at once\n")
             return
         os.write(2, f"\nstopped at once; {_kept(run)}\n".encode())
+        terminate_launched()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -17,6 +17,7 @@ from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 if TYPE_CHECKING:
     import httpx2
 
+_CONNECT_S = 30.0
 _SCORE_KEYS = ("data", "score")
 
 
@@ -50,9 +51,12 @@ def _nothing_listens(error: BaseException | None) -> bool:
 
 
 class RewardModel:
-    """A client of a reward model behind vLLM's pooling API: a conversation in, one score out."""
+    """A client of a reward model behind vLLM's pooling API: a conversation in, one score out.
 
-    def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 60.0) -> None:
+    A score may take long: the model may share slow cores with everything that asks for one at the same time.
+    """
+
+    def __init__(self, base_url: str, model: str, api_key: str = "", timeout_s: float = 600.0) -> None:
         self._url = f"{base_url.rstrip('/')}/pooling"
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -73,7 +77,8 @@ class RewardModel:
         import httpx2
 
         if self._client is None:
-            self._client = httpx2.AsyncClient(timeout=self._timeout_s, headers=self._headers)
+            timeout = httpx2.Timeout(self._timeout_s, connect=_CONNECT_S)
+            self._client = httpx2.AsyncClient(timeout=timeout, headers=self._headers)
         try:
             response = await self._client.post(
                 self._url, json={"model": self._model, "messages": list(messages)}

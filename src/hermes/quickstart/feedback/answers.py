@@ -170,6 +170,9 @@ def _ask(engine_url: str, weights: str, text: str, answer_tokens: int) -> str:
     request = urllib.request.Request(
         f"{engine_url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-        content = json.load(response)["choices"][0]["message"]["content"]
+    try:
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+            content = json.load(response)["choices"][0]["message"]["content"]
+    except OSError as error:
+        raise HermesError(f"the engine at {engine_url} does not answer: {error}", "see its log") from error
     return str(content or "")

@@ -46,6 +46,8 @@ class FeedbackRecipe:
     environments: int = 1
     at_once: int = 64
     eval_share: float = 0.2
+    evaluations: int = 4
+    """On held-out pairs, during DPO or the training of the reward model."""
 
     def answers(self, seed: int) -> AnswerPlan:
         return AnswerPlan(self.samples, self.answer_tokens, 0.8, self.at_once, seed)
@@ -66,6 +68,8 @@ CPU = FeedbackRecipe(
     rl_group=8,
     rl_rate=5e-4,
 )
+SHORT = replace(CPU, dpo_steps=6, reward_steps=6, rl_steps=5, rl_batch=24, batch=12, evaluations=2)
+"""For a CPU without 16-bit instructions."""
 FAST = replace(
     CPU,
     questions=8,
@@ -100,7 +104,10 @@ CUDA = FeedbackRecipe(
 )
 
 
-def choose(*, fast: bool, cuda: bool) -> FeedbackRecipe:
+def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[FeedbackRecipe, ...]:
+    """The recipes for a machine, largest first; if there are several, its pace decides."""
     if fast:
-        return FAST
-    return CUDA if cuda else CPU
+        return (FAST,)
+    if cuda:
+        return (CUDA,)
+    return (CPU,) if full else (CPU, SHORT)

@@ -18,6 +18,10 @@ from hermes.envs.tasks.split import Split, draw
 
 SYSTEM_PROMPT = "You answer questions."
 SHORT_WORDS = 10
+DESCRIPTION = (
+    f"1 star, 2 more for a figure first, 1 for at most {SHORT_WORDS} words, 1 for a polite word;"
+    " what is trained never sees the rule"
+)
 _FIGURE = re.compile(r"\s*[€$£]?\d")
 _POLITE = re.compile(
     r"\b(please|thanks?|thank you|welcome|glad|happy to|pleasure|of course|hope this helps|enjoy)\b", re.I

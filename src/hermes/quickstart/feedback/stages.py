@@ -22,7 +22,9 @@ from hermes.quickstart.feedback.answers import (
     record_answers,
 )
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
+from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import MODEL
+from hermes.quickstart.warm_start import step_reporter
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.training.session import ProgressCallback
@@ -151,9 +153,19 @@ class FeedbackStages:
         )
 
     def rlhf(
-        self, files: RatedFiles, reward_model: str, *, kl: float, guarded: bool = True, label: str = "rlhf"
+        self,
+        files: RatedFiles,
+        reward_model: str,
+        *,
+        kl: float,
+        start: str | None = None,
+        guarded: bool = True,
+        label: str = "rlhf",
     ) -> tuple[JSONObject, list[JSONObject]]:
-        """The trainer's result, and proxy, KL and true reward of every step."""
+        """The trainer's result, and proxy, KL and true reward of every step.
+
+        `start`: weights to train from and to measure the KL from; None: those of the start policy.
+        """
         recipe, folder = self._recipe, self._folder / label
         prompts = self._folder / "answers" / "questions.jsonl"
         arguments = (
@@ -165,9 +177,11 @@ class FeedbackStages:
             *("--system-prompt", rule.SYSTEM_PROMPT),
             *("--preferences", str(files.held_out_pairs), "--epochs", "2"),
             *(() if guarded else ("--no-early-stop",)),
-            *self._common(label, folder, recipe.rl_rate),
+            *self._common(label, folder, recipe.rl_rate, start or self._start.weights),
         )
-        result = self._processes.run(f"{label}-{self._seed}", arguments)
+        meter = StageMeter("step", recipe.rl_steps, self._progress, set_up=True)
+        on_poll = step_reporter(folder, meter, {"reward/mean": "reward", "reward/true": "true reward"})
+        result = self._processes.run(f"{label}-{self._seed}", arguments, on_poll)
         return result, [rlhf_point(row) for row in read_metrics(folder / "metrics.jsonl")]
 
     def _replay(self) -> tuple[str, ...]:
@@ -178,24 +192,27 @@ class FeedbackStages:
         self, kind: str, steps: int, rate: float, arguments: tuple[str, ...], label: str | None = None
     ) -> JSONObject:
         name = label or kind
-        result = self._processes.run(
+        folder = self._folder / name
+        metrics = folder / "member-0" if kind == "reward" else folder  # of an ensemble, the first one's steps
+        meter = StageMeter("step", steps, self._progress, set_up=True)
+        return self._processes.run(
             f"{name}-{self._seed}",
             (
                 *("train", kind, *arguments, "--max-steps", str(steps), "--epochs", str(steps)),
-                *("--batch-size", str(self._recipe.batch), "--eval-every", str(max(1, steps // 4))),
+                *("--batch-size", str(self._recipe.batch)),
+                *("--eval-every", str(max(1, steps // self._recipe.evaluations))),
                 *("--max-tokens", str(self._recipe.max_tokens), "--schedule", "linear"),
-                *self._common(name, self._folder / name, rate, start=kind != "reward"),
+                *self._common(name, folder, rate, self._start.weights if kind != "reward" else None),
             ),
+            step_reporter(metrics, meter, {"train/loss": "loss", "rewards/accuracy": "accuracy"}),
         )
-        return result
 
-    def _common(self, label: str, folder: Path, rate: float, *, start: bool = True) -> tuple[str, ...]:
-        weights = self._start.weights if start else None
+    def _common(self, label: str, folder: Path, rate: float, start: str | None) -> tuple[str, ...]:
         return (
             *("--base-model", MODEL, "--service", self._engine_url, "--rank", str(self._recipe.rank)),
             *("--name", f"{self._name}-{label}", "--run-dir", str(folder), "--seed", str(self._seed)),
             *("--learning-rate", str(rate), "--checkpoint-every", "10", "--json"),
-            *(("--start", weights) if weights else ()),
+            *(("--start", start) if start else ()),
         )
 
 

@@ -98,6 +98,23 @@ class Exited:
     """Negative: the signal that killed it. None: unknown, because it was not a child of this process."""
 
 
+_LAST_GRACE_S = 2.0
+_LAUNCHED: list[ProcessId] = []
+"""What this process has launched, each in a session of its own that no signal of the terminal reaches."""
+
+
+def terminate_launched() -> None:
+    """Ends everything that this process has launched and that still runs, by SIGTERM and soon by SIGKILL: it
+    ends at once itself, and nobody else would stop them."""
+    running = [process_id for process_id in _LAUNCHED if process_id.alive()]
+    for process_id in running:
+        signal_group(process_id, signal.SIGTERM)
+    if running:
+        time.sleep(_LAST_GRACE_S)
+    for process_id in running:
+        signal_group(process_id, signal.SIGKILL)
+
+
 class ProcessHandle:
     """A process that was launched here, or one of an earlier supervisor that is adopted by its id."""
 
@@ -127,6 +144,7 @@ class ProcessHandle:
                 start_new_session=True,
             )
         handle = cls(ProcessId.of(child.pid), child)
+        _LAUNCHED.append(handle.id)
         if record is not None:
             record(handle)
         assert child.stdin is not None

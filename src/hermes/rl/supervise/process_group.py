@@ -33,6 +33,9 @@ _POLL_S = 0.1
 _SHOWN_LINES = 12
 _GRACE_S = 8.0
 """Between SIGTERM and SIGKILL."""
+_REMIND_S = 4.0
+"""Until a second SIGTERM: a trainer finishes its step after the first, and ends at once after the second,
+with the processes that it has launched itself."""
 _START_PATIENCE_S = 600.0
 
 
@@ -126,7 +129,7 @@ class ProcessGroup:
 
     def stop(self, name: str) -> None:
         """Stops it and whatever it started; a process that has exited is no error."""
-        self._running.pop(name).handle.stop(_GRACE_S)
+        self._running.pop(name).handle.stop(_GRACE_S, _REMIND_S)
 
     def __enter__(self) -> ProcessGroup:
         return self

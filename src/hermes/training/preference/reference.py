@@ -57,10 +57,12 @@ class ReferenceModel:
 def policy_logprobs(client: AdapterClient, completions: Sequence[RenderedCompletion]) -> list[float]:
     """The summed log-probability of each completion under the adapter's present weights."""
     sequences = _sequences(completions)
+    distinct = list(dict.fromkeys(sequences))  # an answer is in several pairs
     rows: list[list[float]] = []
-    for start in range(0, len(sequences), _AT_ONCE):
-        rows += client.forward(sequences[start : start + _AT_ONCE])
-    return _sums(completions, rows)
+    for start in range(0, len(distinct), _AT_ONCE):
+        rows += client.forward(distinct[start : start + _AT_ONCE])
+    by_sequence = dict(zip(distinct, rows, strict=True))
+    return _sums(completions, [by_sequence[sequence] for sequence in sequences])
 
 
 def completion_logprobs(
@@ -77,12 +79,17 @@ def gradient_datums(
 ) -> list[tinker.Datum]:
     """Data whose cross-entropy has these gradients by the completions' summed log-probabilities.
 
-    Cross-entropy is −Σ weight · logprob, so the weight of each trained token is the negated gradient.
+    Cross-entropy is −Σ weight · logprob, so the weight of each trained token is the negated gradient. A
+    completion that is in several pairs is one datum: its gradients add up.
     """
+    sums: dict[tuple[tuple[int, ...], tuple[bool, ...]], float] = {}
+    for completion, gradient in zip(completions, gradients, strict=True):
+        for context in completion.contexts:
+            key = (context.tokens, context.loss_mask)
+            sums[key] = sums.get(key, 0.0) + gradient
     return [
-        sft_datum(context.tokens, [-gradient if in_loss else 0.0 for in_loss in context.loss_mask])
-        for completion, gradient in zip(completions, gradients, strict=True)
-        for context in completion.contexts
+        sft_datum(tokens, [-gradient if in_loss else 0.0 for in_loss in loss_mask])
+        for (tokens, loss_mask), gradient in sums.items()
     ]
 
 

@@ -11,7 +11,9 @@ and the reason, a service that fails with 502: never with a score.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -115,7 +117,35 @@ def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Star
 
 async def _scores(scorer: RewardScorer, conversations: list[Any]) -> list[AnswerScore]:
     prompts = [scorer.prompt(*_conversation(conversation)) for conversation in conversations]
-    return await asyncio.to_thread(scorer.score_prompts, prompts)
+    return await _score_in_daemon_thread(scorer, prompts)
+
+
+async def _score_in_daemon_thread(scorer: RewardScorer, prompts: list[tuple[int, ...]]) -> list[AnswerScore]:
+    """A service that is gone keeps its callers for minutes: the end of this process does not wait for them,
+    as it would for the threads of a pool."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[list[AnswerScore]] = loop.create_future()
+
+    def settle(scores: list[AnswerScore], error: Exception | None) -> None:
+        if future.done():  # the request was given up
+            return
+        if error is None:
+            future.set_result(scores)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        scores: list[AnswerScore] = []
+        problem: Exception | None = None
+        try:
+            scores = scorer.score_prompts(prompts)
+        except Exception as error:  # noqa: BLE001 - it is raised where the scores are awaited
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(settle, scores, problem)
+
+    threading.Thread(target=run, daemon=True, name="score").start()
+    return await future
 
 
 def _conversation(value: Any) -> tuple[tuple[Message, ...], tuple[JSONObject, ...]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.errors import HermesError, UsageError
+from hermes.training.policy_registry import is_policy_name, named_policy
 from hermes.training.preference.examples import RatedCompletion
 from hermes.training.preference.files import read_preference_files
 from hermes.training.preference.reference import BASE
@@ -28,7 +29,7 @@ class PreferenceData:
     rated: Sequence[RatedCompletion] = ()
     left_out: Counter[str] = field(default_factory=Counter)
     policies: frozenset[str] = frozenset()
-    """tinker:// paths of the weights that gave the answers, where they are known."""
+    """What gave the answers, where it is known: tinker:// paths of weights, names of policies."""
 
 
 def from_files(paths: Sequence[Path]) -> PreferenceData:
@@ -57,15 +58,25 @@ def from_store(
     return PreferenceData(rows.pairs, rated, rows.left_out, policies)
 
 
-def answers_reference(data: PreferenceData) -> str:
-    """The weights that gave all the answers; BASE if no adapter did. UsageError if there are several."""
-    if len(data.policies) > 1:
-        names = ", ".join(sorted(data.policies)[:3])
+def answers_reference(data: PreferenceData, home: Path) -> str:
+    """The weights that gave all the answers; BASE if no adapter did. UsageError if there are several.
+
+    `home`: of the policies, whose answers in chat are recorded with the policy's name.
+    """
+    adapters = {path for name in data.policies if (path := _sampler(name, home)) is not None}
+    if len(adapters) > 1:
+        names = ", ".join(sorted(adapters)[:3])
         raise UsageError(
-            f"the answers came from {len(data.policies)} adapters: {names}",
+            f"the answers came from {len(adapters)} adapters: {names}",
             "name one with --reference, or select the answers of one with --model or --since",
         )
-    return next(iter(data.policies), BASE)
+    return next(iter(adapters), BASE)
+
+
+def _sampler(name: str, home: Path) -> str | None:
+    """None: the base model itself."""
+    policy = named_policy(home, name)
+    return name if policy is None else policy.sampler
 
 
 def _policies(reader: Reader, trajectory_id: str) -> Iterator[str]:
@@ -73,6 +84,8 @@ def _policies(reader: Reader, trajectory_id: str) -> Iterator[str]:
         trajectory = reader.get(trajectory_id)
     except HermesError:
         return  # deleted since; its rows have been read already
+    if is_policy_name(trajectory.header.model):
+        yield trajectory.header.model
     for step in trajectory.steps:
         trace = step.call.tokens if step.call else None
         version = trace.policy_version if trace else None
