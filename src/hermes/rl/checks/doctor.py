@@ -14,7 +14,7 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.training.monitor.proof import FOLLOWED, JUDGEMENTS, OVERTAKEN, STRIKES
 
-_RECENT = 20
+RECENT = 20
 """Steps that are looked at, from the last."""
 _LARGEST_STEP = 0.5
 """Nats that the probe's logprobs may move in one step, on average."""
@@ -35,7 +35,7 @@ class Cause:
 
 def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None = None) -> list[Cause]:
     """Worst first. `rows` are the run's metrics, one a step; `environment`: a failure of its code."""
-    causes = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
+    causes = [cause for check in _CHECKS if (cause := check(rows[-RECENT:])) is not None]
     if environment is not None:
         slow = environment.startswith("grading has taken")
         causes.insert(
@@ -183,7 +183,7 @@ def _too_long(rows: Rows) -> Cause | None:
 
 
 def _no_progress(rows: Rows) -> Cause | None:
-    if len(rows) < _RECENT or "reward/mean" not in rows[0]:
+    if len(rows) < RECENT or "reward/mean" not in rows[0]:
         return None
     rewards = [float(row["reward/mean"]) for row in rows if "reward/mean" in row]
     half = len(rewards) // 2
