@@ -139,8 +139,45 @@
   $$("[data-outline]").forEach((button) => button.addEventListener("click", outline));
   $$("[data-focus]").forEach((button) => button.addEventListener("click", keys.f));
 
-  // steps that htmx adds get their line in the outline
-  document.addEventListener("htmx:afterSettle", () => {
+  // a trajectory that is being recorded: the server says that it has grown, the page fetches the new cards
+  const part = async (url, headers = { "x-requested-with": "fetch" }) => {
+    const response = await fetch(url, { headers });
+    return response.ok ? new DOMParser().parseFromString(await response.text(), "text/html") : null;
+  };
+  async function growTail() {
+    const tail = $("[data-tail]"), parsed = await part(tail.dataset.tailCards);
+    if (!parsed) return;
+    $$("[data-step]", parsed).forEach((card) => {
+      const known = document.getElementById(card.id);
+      if (known) { card.classList.toggle("at", known.classList.contains("at")); known.replaceWith(card); } else tail.before(card);
+      window.htmx.process(card);
+    });
+    const after = $("[data-tail], .more", parsed);
+    if (after) { tail.replaceWith(after); window.htmx.process(after); } else tail.remove();
+    outlineNewSteps();
+  }
+  let following = false;
+  function followTail() {
+    if (following || !$("[data-tail]")) return;
+    following = true;
+    const source = new EventSource($("[data-tail]").dataset.tail);
+    let growing = Promise.resolve();
+    source.onmessage = (message) => {
+      const event = JSON.parse(message.data);
+      if (event.error) { toast(event.error, true); return; }
+      if (event.ended) source.close();
+      growing = growing.then(() => $("[data-tail]") && growTail()).then(async () => {
+        const parsed = event.ended && await part(location.href, {});
+        if (parsed) $(".facts").replaceWith($(".facts", parsed));
+      });
+    };
+    addEventListener("pagehide", () => source.close());
+  }
+  followTail();
+
+  // steps that are added get their line in the outline
+  document.addEventListener("htmx:afterSettle", () => { outlineNewSteps(); followTail(); });
+  function outlineNewSteps() {
     const list = $(".outline ol");
     if (!list) return;
     const listed = new Set($$("a", list).map((link) => link.hash));
@@ -158,7 +195,7 @@
       line.append(link);
       list.append(line);
     });
-  });
+  }
   document.addEventListener("htmx:responseError", (event) => toast(`The server refused this (${event.detail.xhr.status})`, true));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer", true));
 
