@@ -143,6 +143,17 @@ def _tool_errors(rows: Rows) -> Cause | None:
     )
 
 
+def _forbidden_paths(rows: Rows) -> Cause | None:
+    share = _mean(rows, "health/forbidden_paths")
+    if not share:
+        return None
+    return Cause(
+        "forbidden paths",
+        f"{share:.1%} of the rollouts name a path that no task needs: tests, a grader, answers, secrets",
+        "read them: the page of the run in 'hermes web' marks them at their step; see forbidden_paths",
+    )
+
+
 def _constant_reward(rows: Rows) -> Cause | None:
     low, high = _mean(rows, "reward/min"), _mean(rows, "reward/max")
     if low is None or high is None or low != high or len(rows) < 3:
@@ -208,5 +219,6 @@ _CHECKS: tuple[Callable[[Rows], Cause | None], ...] = (
     _learning_rate,
     _off_policy,
     _tool_errors,
+    _forbidden_paths,
     _no_progress,
 )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -15,6 +16,7 @@ from hermes.store.browse.columns import sql_condition
 from hermes.training.monitor.series.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
 from hermes.web.live import event_stream
+from hermes.web.render.transcript import forbidden_by_step
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 from hermes.web.runs.configs import differences, read_config
@@ -163,10 +165,15 @@ def rollouts(request: WebRequest) -> Response:
             sql_condition("created_at_ms", "<=", str(end_ms)),
         ]
         listed = reader.page(conditions, limit=_ROLLOUTS).rows
-    listed.sort(
-        key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
-    )
+        listed.sort(
+            key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
+        )
+        forbidden = {
+            entry.summary.id: [*chain(*forbidden_by_step(reader.rewards(entry.summary.id)).values())]
+            for entry in listed
+        }
     values = {"run_id": folder.name, "step": step, "rows": listed, "row": row, "query": query}
+    values["forbidden"] = forbidden
     values["part"] = request.from_script
     return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
 

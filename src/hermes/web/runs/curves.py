@@ -51,6 +51,7 @@ PANELS = (
     PanelRule("Staleness", ("health/staleness", "health/staleness_max")),
     PanelRule("Truncated", ("health/truncated",)),
     PanelRule("Tool errors", ("health/tool_errors",)),
+    PanelRule("Rollouts that name a forbidden path", ("health/forbidden_paths",)),
     PanelRule("Duplicates in a group", ("health/duplicates",)),
     PanelRule("Tokens a sequence", ("data/sequence_tokens",)),
     PanelRule("Seconds: the step, the wait before it", ("time/step_s", "time/wait_s")),
