@@ -48,7 +48,7 @@ def show(request: WebRequest) -> Response:
             "find": find,
         }
         if request.from_script:
-            return request.page("transcript_cards.html", values)
+            return request.page("transcript_window.html", values)
         newer, older = reader.neighbours(head.seq)
         (summary,) = reader.summaries(Filter(ids=(head.header.id,)))
         values |= {

@@ -129,7 +129,7 @@
     if (decision === "skip") { send("/rate", fields); next(); return; }
     send("/rate", fields);
     count(1);
-    if (mode === "step" && decision !== "first-bad" && nextStep()) { began = performance.now(); return; }
+    if (mode === "step" && decision !== "first-bad" && nextStep()) { began = performance.now(); document.dispatchEvent(new Event("hermes:shown")); return; }
     next();
   }
   function undo() {
