@@ -21,7 +21,7 @@ from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 from hermes.web.tokenizer import find_decoder
 
-WINDOW = 100
+WINDOW = 50
 _LIVE_S = 0.5
 _PART_CHARS = 200_000
 _MAX_RAW_BYTES = 64 << 20
