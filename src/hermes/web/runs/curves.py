@@ -54,7 +54,7 @@ PANELS = (
     PanelRule("Rollouts that name a forbidden path", ("health/forbidden_paths",)),
     PanelRule("Duplicates in a group", ("health/duplicates",)),
     PanelRule("Tokens a sequence", ("data/sequence_tokens",)),
-    PanelRule("Seconds: the step, the wait before it", ("time/step_s", "time/wait_s")),
+    PanelRule("Seconds of step and wait", ("time/step_s", "time/wait_s")),
     PanelRule("Gradient norm", ("optim/grad_norm",)),
     PanelRule("Learning rate", ("train/learning_rate",)),
     PanelRule("Peak memory of the engine, bytes", ("optim/peak_bytes",)),
