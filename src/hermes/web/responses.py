@@ -86,7 +86,7 @@ def asset_url(name: str) -> str:
 def render(template: str, scope: Scope, values: Mapping[str, Any]) -> str:
     headers = dict(scope["headers"])
     path = scope["path"]
-    place = _PLACES.get(path, path)
+    place: str = _PLACES.get(path) or path
     return (
         templates()
         .get_template(template)
