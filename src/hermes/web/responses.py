@@ -86,14 +86,18 @@ def asset_url(name: str) -> str:
 def render(template: str, scope: Scope, values: Mapping[str, Any]) -> str:
     headers = dict(scope["headers"])
     path = scope["path"]
-    place: str = _PLACES.get(path) or path
+    page_path: str = _PLACES.get(path) or path
     return (
         templates()
         .get_template(template)
         .render(
             path=path,
             section=next(
-                (link for link, _ in reversed(NAVIGATION) if link == place or place.startswith(f"{link}/")),
+                (
+                    link
+                    for link, _ in reversed(NAVIGATION)
+                    if link == page_path or page_path.startswith(f"{link}/")
+                ),
                 "",
             ),
             theme=_theme(headers.get(b"cookie", b"")),
