@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import db_path
 from hermes.core import Source, StopReason
-from hermes.core.sequence import MASKED
+from hermes.core.sequence import MASKED, from_group
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
+from hermes.safety.forbidden import FORBIDDEN_PATHS
 from hermes.store import Filter, Reader
 from hermes.tools.base import Tool
+from hermes.training.data.metrics import group_metrics
 from tests.envs.world import FileEnv, after, call, make, policy, stored, writes
 
 if TYPE_CHECKING:
@@ -43,6 +45,33 @@ async def test_a_group_is_rolled_out_rewarded_recorded_and_token_exact(
     assert all(each.outcome.stop_reason is StopReason.COMPLETED for each in recorded)
     with Reader(db_path(home)) as reader:
         assert reader.count(Filter(source="env", min_reward=1.0)) == 2
+
+
+async def test_a_rollout_that_names_a_forbidden_path_is_counted_and_recorded(
+    home: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    numbers = iter(range(100))
+
+    def says(prompt: str) -> str:
+        if "tool_response" in after(prompt):
+            return "Done."
+        return call("terminal", command="cat /tests/expected.txt" if next(numbers) == 0 else "ls")
+
+    with policy(tokenizer, says) as server:
+        env = make(FileEnv, server.base_url, tokenizer)
+        await env.setup()
+        group, _ = await env.collect_trajectories(await env.get_next_item())
+        await env.close()
+    assert sorted(facts["forbidden_paths"] for facts in group["overrides"]) == [0, 1]
+    assert group_metrics([from_group(group)], 0)["health/forbidden_paths"] == 0.5
+    with Reader(db_path(home)) as reader:
+        details = [
+            reward.detail.get(FORBIDDEN_PATHS)
+            for trajectory in stored(home)
+            for reward in reader.rewards(trajectory.header.id)
+        ]
+    touch = {"step": 1, "tool": "terminal", "path": "/tests/expected.txt"}
+    assert sorted(details, key=bool) == [None, [touch]]
 
 
 async def test_rollouts_of_a_group_do_not_see_each_others_files(

@@ -52,6 +52,7 @@ def test_a_healthy_run_has_no_causes() -> None:
         ({"health/staleness": 6.0}, "old rollouts", "6.0 steps old"),
         ({"probe/moved": 0.9}, "learning rate too high", "0.9 nats a step"),
         ({"health/tool_errors": 0.6}, "tool errors", "60%"),
+        ({"health/forbidden_paths": 0.031}, "forbidden paths", "3.1% of the rollouts"),
         ({"reward/min": 0.0, "reward/max": 0.0, "reward/mean": 0.0}, "reward never changes", "worth 0"),
         ({"data/refused": 4.0}, "untrainable rollouts", "4.0 of "),
     ],

@@ -58,6 +58,7 @@ def test_every_number_of_the_seeds_and_of_the_health_set_is_written(
                 "stop_reason": "max_tokens" if index else "completed",
                 "tool_calls": 2,
                 "tool_errors": 1,
+                "forbidden_paths": 2 if index == 1 else 0,
             }
 
     run = make_run()
@@ -65,6 +66,7 @@ def test_every_number_of_the_seeds_and_of_the_health_set_is_written(
     last = metrics(run.folder)[-1]
     assert {*SEEDS, *HEALTH} <= last.keys()
     assert last["health/truncated"] == 0.75 and last["health/tool_errors"] == 0.5
+    assert last["health/forbidden_paths"] == 0.25
     assert last["probe/gap"] < 1e-4
     spread = [last[f"reward/{name}"] for name in ("min", "p10", "p50", "p90", "max")]
     assert spread == sorted(spread)

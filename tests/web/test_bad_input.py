@@ -112,6 +112,7 @@ ROUTES: dict[str, dict[str, Field]] = {
     },
     "POST /runs/alerts/add": {"rule": Field("kl/reference > 0.5")},
     "POST /runs/alerts/remove": {"rule": Field("kl/reference > 0.5")},
+    "GET /trajectories/{trajectory:str}/events": {"trajectory": Field("nothing"), "after": NUMBER},
     "GET /runs": {},
     "GET /runs/events": {},
     "GET /runs/curves": {"id": RUN, "name": FREE_TEXT, "smooth": Field("50")},

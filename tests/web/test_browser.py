@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.core import Rating
+from hermes.core import Message, Rating, Step, StepKind, ToolCall, ToolResult
 from hermes.rl.run import RunState
-from hermes.store import Reader
+from hermes.store import Reader, Writer
+from tests.records import COMPLETED, model_call, record
 from tests.web.browsing import PAGES, WIDTHS, open_page, overflow
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
@@ -105,7 +106,7 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
     with open_page(browser, rating_site, rater=rater) as (page, trouble):
         page.goto(f"{rating_site.url}/rate?mode={mode}")
         for number in range(20):
-            before = page.locator(".item").get_attribute("data-item")
+            before = page.locator(".item:not(.waiting)").get_attribute("data-item")
             page.keyboard.press(keys[number % len(keys)])
             if mode != "step":
                 page.wait_for_function(
@@ -161,6 +162,33 @@ def test_a_live_curve_grows(browser: Browser, tmp_path: Path) -> None:
         page.wait_for_selector("#rollouts section")
         assert "Step" in page.inner_text("#rollouts h2")
         assert trouble.events == []
+
+
+def test_a_transcript_grows_while_it_is_read(browser: Browser, tmp_path: Path) -> None:
+    call = ToolCall("c1", "terminal", '{"command": "ls"}')
+    with Writer(db_path(tmp_path)) as writer:
+        trajectory = record(writer, [Message.user("Go")], outcome=None)
+        with open_site(tmp_path) as site, open_page(browser, site) as (page, trouble):
+            page.goto(f"{site.url}/trajectories/{trajectory}")
+            cards = page.locator("article.card")
+            asked = Step(1, StepKind.MODEL, Message.assistant("", tool_calls=(call,)), 5, call=model_call())
+            writer.append(trajectory, asked, context=()).result()
+            cards.nth(1).wait_for()
+            page.keyboard.press("G")
+            result = ToolResult("c1", "terminal", True, 3.0)
+            writer.append(
+                trajectory, Step(2, StepKind.TOOL, Message.tool(call, "a.py"), 5, result=result)
+            ).result()
+            page.wait_for_selector("#step-1 .output:has-text('a.py')")
+            assert cards.count() == 2 and "at" in (cards.nth(1).get_attribute("class") or "").split()
+            answered = Step(3, StepKind.MODEL, Message.assistant("One file."), 6, call=model_call())
+            writer.append(trajectory, answered, context=()).result()
+            writer.finish(trajectory, COMPLETED).result()
+            page.wait_for_selector("#step-3:has-text('One file.')")
+            page.wait_for_selector(".facts:has-text('completed')")
+            assert page.locator(".live").count() == 0
+            assert page.locator(".outline li").count() == 3
+            assert trouble.events == []
 
 
 def test_a_mark_says_what_happened_where_the_cursor_is(

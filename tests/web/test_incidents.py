@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes.config.load import load
+from hermes.config.paths import db_path
+from hermes.core import Message, Reward, Source, Step, StepKind, ToolCall
 from hermes.rl.run import RunState, RunStatus
+from hermes.store import Writer
+from tests.records import COMPLETED, header, model_call
 from tests.rl.world import answer, hermes
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run
 
 RULE = "train/loss > 0.3"
 """It holds at the spike of step 61."""
+DEFAULT_RULE = "health/forbidden_paths > 0"
 
 
 @pytest.fixture
@@ -77,7 +83,7 @@ def test_old_crashes_are_kept_longer_than_other_events() -> None:
 
 def test_a_rule_is_added_marked_on_the_curve_and_removed(site: WebSite) -> None:
     assert site.post("/runs/alerts/add", {"rule": " train/loss>0.3 "}).status == 303
-    assert stored_rules(site) == (RULE,)
+    assert stored_rules(site) == (DEFAULT_RULE, RULE)
     assert [mark for mark in marks(site) if mark[1] == "alert"] == [
         (61, "alert", "train/loss > 0.3: 0.4807 (step 61)")
     ]
@@ -86,8 +92,10 @@ def test_a_rule_is_added_marked_on_the_curve_and_removed(site: WebSite) -> None:
     assert site.post("/runs/alerts/add", {"rule": RULE}).status == 409
     assert site.post("/runs/alerts/add", {"rule": "nonsense"}).status == 400
     assert site.post("/runs/alerts/remove", {"rule": RULE}).status == 303
-    assert stored_rules(site) == () and all(mark[1] != "alert" for mark in marks(site))
+    assert stored_rules(site) == (DEFAULT_RULE,) and all(mark[1] != "alert" for mark in marks(site))
     assert site.post("/runs/alerts/remove", {"rule": RULE}).status == 404
+    assert site.post("/runs/alerts/remove", {"rule": DEFAULT_RULE}).status == 303
+    assert stored_rules(site) == (), "the default does not come back"
 
 
 def test_a_rule_that_holds_now_is_in_the_table(site: WebSite) -> None:
@@ -101,7 +109,37 @@ def test_a_rule_that_holds_now_is_in_the_table(site: WebSite) -> None:
     assert row is not None and "alert</span>" not in row[0]
 
 
+def test_a_forbidden_path_leads_from_the_alert_to_the_step_that_names_it(site: WebSite) -> None:
+    folder = make_run(site.home, "11223344", "letters", 9, RunState.PENDING)
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    row |= {"step": 10, "time_s": row["time_s"] + 6, "health/forbidden_paths": 0.25}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    call = ToolCall("c1", "terminal", json.dumps({"command": "cat /tests/<b>.py"}))
+    touches = [{"step": 1, "tool": "terminal", "path": "/tests/<b>.py"}, "nonsense", {"step": "x"}]
+    with Writer(db_path(site.home)) as writer:
+        at_ms = int(row["time_s"] * 1000) - 500
+        head = replace(header(run_id="11223344"), source=Source.ENV, created_at_ms=at_ms)
+        writer.begin(head)
+        writer.append(head.id, Step(0, StepKind.INPUT, Message.user("Go"), at_ms))
+        asked = Step(1, StepKind.MODEL, Message.assistant("", tool_calls=(call,)), at_ms, call=model_call())
+        writer.append(head.id, asked, context=())
+        writer.finish(head.id, COMPLETED).result()
+        writer.add_reward(Reward(head.id, 1.0, "letters", {"forbidden_paths": touches}, at_ms)).result()
+    table = re.search(r'data-run="11223344">.*?</tr>', site.get("/runs").text, re.S)
+    assert table is not None and "health/forbidden_paths &gt; 0: 0.25" in table[0]
+    page = site.get("/runs/11223344").text
+    assert "Rollouts that name a forbidden path" in page
+    assert 'href="/runs/11223344/steps/10"' in page, "the alert leads to its step"
+    rollouts = site.get("/runs/11223344/steps/10").text
+    assert head.id in rollouts and ">forbidden path</span>" in rollouts and "<b>" not in rollouts
+    card = site.get(f"/trajectories/{head.id}").text
+    assert 'forbidden path <span class="mono">/tests/&lt;b&gt;.py</span>' in card
+
+
 def test_the_same_from_the_command_line(site: WebSite) -> None:
+    assert hermes(site.home, "rl", "alerts", "a1b2").stdout == "no alert in 120 steps\n"
+    site.post("/runs/alerts/remove", {"rule": DEFAULT_RULE})
     unset = hermes(site.home, "rl", "alerts", "a1b2")
     assert unset.returncode == 2 and "no alert rule is set" in unset.stderr
     site.post("/runs/alerts/add", {"rule": RULE})

@@ -136,6 +136,11 @@ def test_what_the_ratings_yield_is_counted(rated_site: WebSite) -> None:
     text = rated_site.get("/rate/rows", SCRIPT).text
     assert re.search(r'<dt>DPO</dt><dd class="num">6</dd>', text)
     assert "chosen" in text and "rejected" in text
+    assert re.search(r">PRM</dt><dd class=\"num\">0</dd>", text)
+    item = item_of(rated_site.get("/rate/item?mode=step", SCRIPT).text)
+    form = event(6, mode="step", decision="step-good", trajectory=item["trajectory"], step="2")
+    assert rated_site.post("/rate", form, SCRIPT).status == 200
+    assert re.search(r">PRM</dt><dd class=\"num\">1</dd>", rated_site.get("/rate/rows", SCRIPT).text)
 
 
 @pytest.mark.parametrize(

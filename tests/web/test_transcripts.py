@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import http.client
 import json
 import re
 from pathlib import Path
@@ -11,13 +12,13 @@ from urllib.parse import quote
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.core import Message, Relation, Step, StepKind, ToolCall
+from hermes.core import Message, Relation, Step, StepKind, ToolCall, ToolResult
 from hermes.data.example import load
 from hermes.data.where import parse
 from hermes.store import Reader, Writer
 from hermes.store.browse.reader import BrowseReader
 from hermes.web.query import parse_query
-from tests.records import COMPLETED, record
+from tests.records import COMPLETED, model_call, record
 from tests.web.samples import PIXEL, fill
 from tests.web.site import WebSite, open_site
 
@@ -211,17 +212,43 @@ def test_unfinished_trajectories_are_counted_so_far(tmp_path: Path) -> None:
 
 
 def test_a_running_trajectory_is_followed(tmp_path: Path) -> None:
+    call = ToolCall("c1", "terminal", '{"command": "ls"}')
     with Writer(db_path(tmp_path)) as writer:
-        trajectory = record(writer, [Message.user("Go"), Message.assistant("Begun")], outcome=None)
+        trajectory = record(writer, [Message.user("Go")], outcome=None)
         with open_site(tmp_path) as site:
-            text = site.get(f"/trajectories/{trajectory}").text
-            assert f'hx-get="/trajectories/{trajectory}?from=2" hx-trigger="every 2s"' in text
-            nothing_new = site.get(f"/trajectories/{trajectory}?from=2", {"hx-request": "true"}).text
-            assert "<article" not in nothing_new and "every 2s" in nothing_new
-            writer.append(trajectory, Step(2, StepKind.INPUT, Message.user("And now?"), 5)).result()
+            page = f"/trajectories/{trajectory}"
+            text = site.get(page).text
+            assert f'data-tail="{page}/events?after=1" data-tail-cards="{page}?from=1"' in text
+            connection = http.client.HTTPConnection(site.host, timeout=60)
+            connection.request("GET", f"{page}/events?after=1")
+            response = connection.getresponse()
+            assert response.getheader("content-type", "").startswith("text/event-stream")
+            asked = Step(1, StepKind.MODEL, Message.assistant("", tool_calls=(call,)), 5, call=model_call())
+            writer.append(trajectory, asked, context=()).result()
+            assert next_event(response) == {"steps": 2, "ended": False}
+            waiting = site.get(f"{page}?from=1", {"hx-request": "true"}).text
+            assert f'data-tail-cards="{page}?from=1"' in waiting, "its result belongs to the same card"
+            result = ToolResult("c1", "terminal", True, 3.0)
+            writer.append(
+                trajectory, Step(2, StepKind.TOOL, Message.tool(call, "a.py"), 5, result=result)
+            ).result()
+            assert next_event(response) == {"steps": 3, "ended": False}
+            whole = site.get(f"{page}?from=1", {"hx-request": "true"}).text
+            assert whole.count("<article") == 1 and f'data-tail-cards="{page}?from=3"' in whole
             writer.finish(trajectory, COMPLETED).result()
-            rest = site.get(f"/trajectories/{trajectory}?from=2", {"hx-request": "true"}).text
-            assert "And now?" in rest and "every 2s" not in rest
+            assert next_event(response) == {"steps": 3, "ended": True}
+            assert response.read() == b"", "the stream has ended"
+            connection.close()
+            assert "data-tail" not in site.get(page).text
+
+
+def next_event(response: http.client.HTTPResponse) -> dict[str, object]:
+    while line := response.readline():
+        if line.startswith(b"data: "):
+            assert response.readline() == b"\n"
+            event: dict[str, object] = json.loads(line[6:])
+            return event
+    raise AssertionError("the stream ended")
 
 
 def test_a_preference_is_given_where_two_part(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class RolloutInfo:
     stop_reason: str | None = None
     tool_calls: int = 0
     tool_errors: int = 0
+    forbidden_paths: int | None = None
+    """Forbidden paths that its tool calls name; None: not looked for."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named signals behind the score."""
     not_trainable: str | None = None
@@ -177,6 +179,8 @@ def _overrides(sequence: TrainSequence, part: int, parts: int) -> JSONObject:
     }
     if rollout.kind is not None:
         overrides["kind"] = rollout.kind
+    if rollout.forbidden_paths is not None:
+        overrides["forbidden_paths"] = rollout.forbidden_paths
     overrides |= {f"{_PART}{name}": value for name, value in rollout.parts.items()}
     if rollout.not_trainable is not None:
         overrides["not_trainable"] = rollout.not_trainable
@@ -256,6 +260,7 @@ def _number(value: JSON) -> float | None:
 def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInfo:
     is_split = overrides.get("parts", 1) > 1 and overrides.get("trajectory_id") is not None
     kind, success = overrides.get("kind"), overrides.get("success")
+    forbidden = _number(overrides.get("forbidden_paths"))
     return RolloutInfo(
         id=str(overrides["trajectory_id"]) if is_split else f"#{index}",
         score=group["scores"][index],
@@ -264,6 +269,7 @@ def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInf
         stop_reason=overrides.get("stop_reason"),
         tool_calls=int(overrides.get("tool_calls") or 0),
         tool_errors=int(overrides.get("tool_errors") or 0),
+        forbidden_paths=None if forbidden is None else int(forbidden),
         true_reward=_number(overrides.get("true_reward")),
         parts={
             name.removeprefix(_PART): float(value)

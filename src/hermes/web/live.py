@@ -1,7 +1,7 @@
 """Server-sent events: streams that end when the server does.
 
 A stream is a function that returns the next event or None. It is called in a thread, at a fixed pace, until
-the browser leaves or the server stops.
+the browser leaves, the server stops, or an event says that it is the last one (`"ended": true`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ async def _events(stopping: threading.Event, next_event: NextEvent, every_s: flo
         if event is not None:
             yield b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
             silent_s = 0.0
+            if event.get("ended"):
+                return
         elif silent_s >= _BEAT_S:
             yield b": still here\n\n"
             silent_s = 0.0

@@ -34,6 +34,10 @@ NAVIGATION = (
 )
 
 
+_PLACES = {"/compare": "/trajectories"}
+"""Pages that belong to one of the navigation."""
+
+
 class PageError(Exception):
     """A request that gets an error page: what is wrong, and what to do."""
 
@@ -82,13 +86,19 @@ def asset_url(name: str) -> str:
 def render(template: str, scope: Scope, values: Mapping[str, Any]) -> str:
     headers = dict(scope["headers"])
     path = scope["path"]
+    page_path: str = _PLACES.get(path) or path
     return (
         templates()
         .get_template(template)
         .render(
             path=path,
             section=next(
-                (link for link, _ in reversed(NAVIGATION) if link == path or path.startswith(f"{link}/")), ""
+                (
+                    link
+                    for link, _ in reversed(NAVIGATION)
+                    if link == page_path or page_path.startswith(f"{link}/")
+                ),
+                "",
             ),
             theme=_theme(headers.get(b"cookie", b"")),
             **values,

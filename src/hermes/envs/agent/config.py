@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from hermes.envs.config import BaseEnvConfig
+from hermes.safety.forbidden import DEFAULT_FORBIDDEN
 
 
 class HermesAgentEnvConfig(BaseEnvConfig):
@@ -47,6 +48,11 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
     tool_result_overrides: dict[str, int] | None = Field(
         default=None, description="Tool → longest result shown whole, instead of the default."
+    )
+    forbidden_paths: list[str] = Field(
+        default=[*DEFAULT_FORBIDDEN],
+        description="Paths that no task needs (/tests/**, conftest.py): rollouts whose tool calls name one "
+        "are counted in health/forbidden_paths.",
     )
     extra_body: dict[str, Any] | None = Field(
         default=None, description="Fields added to every request to the model server."

@@ -91,6 +91,7 @@ class HermesAgentBaseEnv(BaseEnv):
         self.rewards_for_log: list[float] = []
         self.turns_for_log: list[int] = []
         self.tool_errors_for_log: list[int] = []
+        self.forbidden_for_log: list[int] = []
         self.rollout_failures: Counter[str] = Counter()
         """Failed training rollouts, by reason."""
         self._tasks: list[dict[str, Any]] = []
@@ -238,6 +239,7 @@ class HermesAgentBaseEnv(BaseEnv):
             ("train/mean_reward", self.rewards_for_log),
             ("train/turns", self.turns_for_log),
             ("train/tool_errors", self.tool_errors_for_log),
+            ("train/forbidden_paths", self.forbidden_for_log),
         ):
             if values:
                 metrics[name] = sum(values) / len(values)
@@ -383,6 +385,7 @@ class HermesAgentBaseEnv(BaseEnv):
         self.rewards_for_log += [rollout.reward.value for rollout in rollouts]
         self.turns_for_log += [rollout.result.turns_used for rollout in rollouts]
         self.tool_errors_for_log += [len(rollout.result.tool_errors) for rollout in rollouts]
+        self.forbidden_for_log += [len(rollout.forbidden) for rollout in rollouts]
 
     def _log_failure(self, error: BaseException) -> None:
         if current_phase() == "train":

@@ -15,13 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent
 from hermes.batch.reward import GraderError
-from hermes.core import Boundary, Message, Outcome, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.core import (
+    Boundary,
+    JSONObject,
+    Message,
+    Outcome,
+    Reward,
+    Sampling,
+    Source,
+    Step,
+    StopReason,
+    Trajectory,
+)
 from hermes.envs.agent.grading import ComputeReward, Range, grade
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.agent.result_budget import ResultBudget
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import HermesError, ProviderError, SandboxError
+from hermes.safety.forbidden import FORBIDDEN_PATHS, ForbiddenTouch, find_touches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +46,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 2
 """Attempts at one rollout. When it has failed, its whole group is retried by the runner."""
+_MAX_RECORDED = 20
+"""Forbidden paths that the record of a reward names."""
 
 
 class RolloutFailedError(HermesError):
@@ -50,6 +64,8 @@ class ScoredRollout:
 
     result: AgentResult
     reward: RewardResult
+    forbidden: tuple[ForbiddenTouch, ...] = ()
+    """Its tool calls that name a path which no task needs."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +123,10 @@ async def run_scored(
 async def _attempt(context: RolloutContext, spec: RolloutSpec, compute: ComputeReward) -> ScoredRollout:
     async with finished_rollout(context, spec) as (result, bench):
         reward = await grade(compute, spec.item, result, bench, context.reward_range)
-    await _record(context, result.trajectory.header.id, reward)
-    return ScoredRollout(result, reward)
+    forbidden = find_touches(result.trajectory.steps, context.settings.forbidden_paths)
+    rollout = ScoredRollout(result, reward, tuple(forbidden))
+    await _record(context, rollout)
+    return rollout
 
 
 @asynccontextmanager
@@ -154,8 +172,11 @@ async def finished_rollout(
         yield result, loop.bench
 
 
-async def _record(context: RolloutContext, trajectory_id: str, reward: RewardResult) -> None:
-    detail = {"parts": dict(reward.parts), "detail": reward.detail}
+async def _record(context: RolloutContext, rollout: ScoredRollout) -> None:
+    reward, trajectory_id = rollout.reward, rollout.result.trajectory.header.id
+    detail: JSONObject = {"parts": dict(reward.parts), "detail": reward.detail}
+    if rollout.forbidden:
+        detail[FORBIDDEN_PATHS] = [touch.to_json() for touch in rollout.forbidden[:_MAX_RECORDED]]
     row = Reward(trajectory_id, reward.value, context.name, detail, time.time_ns() // 1_000_000)
     await asyncio.wrap_future(context.writer.add_reward(row))
 

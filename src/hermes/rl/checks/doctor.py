@@ -14,7 +14,7 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.training.monitor.proof import FOLLOWED, JUDGEMENTS, OVERTAKEN, STRIKES
 
-_RECENT = 20
+RECENT = 20
 """Steps that are looked at, from the last."""
 _LARGEST_STEP = 0.5
 """Nats that the probe's logprobs may move in one step, on average."""
@@ -35,7 +35,7 @@ class Cause:
 
 def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None = None) -> list[Cause]:
     """Worst first. `rows` are the run's metrics, one a step; `environment`: a failure of its code."""
-    causes = [cause for check in _CHECKS if (cause := check(rows[-_RECENT:])) is not None]
+    causes = [cause for check in _CHECKS if (cause := check(rows[-RECENT:])) is not None]
     if environment is not None:
         slow = environment.startswith("grading has taken")
         causes.insert(
@@ -143,6 +143,17 @@ def _tool_errors(rows: Rows) -> Cause | None:
     )
 
 
+def _forbidden_paths(rows: Rows) -> Cause | None:
+    share = _mean(rows, "health/forbidden_paths")
+    if not share:
+        return None
+    return Cause(
+        "forbidden paths",
+        f"{share:.1%} of the rollouts name a path that no task needs: tests, a grader, answers, secrets",
+        "read them: the page of the run in 'hermes web' marks them at their step; see forbidden_paths",
+    )
+
+
 def _constant_reward(rows: Rows) -> Cause | None:
     low, high = _mean(rows, "reward/min"), _mean(rows, "reward/max")
     if low is None or high is None or low != high or len(rows) < 3:
@@ -183,7 +194,7 @@ def _too_long(rows: Rows) -> Cause | None:
 
 
 def _no_progress(rows: Rows) -> Cause | None:
-    if len(rows) < _RECENT or "reward/mean" not in rows[0]:
+    if len(rows) < RECENT or "reward/mean" not in rows[0]:
         return None
     rewards = [float(row["reward/mean"]) for row in rows if "reward/mean" in row]
     half = len(rewards) // 2
@@ -208,5 +219,6 @@ _CHECKS: tuple[Callable[[Rows], Cause | None], ...] = (
     _learning_rate,
     _off_policy,
     _tool_errors,
+    _forbidden_paths,
     _no_progress,
 )

@@ -81,7 +81,7 @@ def group_metrics(groups: Sequence[RolloutGroup], signals: int) -> dict[str, flo
         metrics["data/sequence_tokens"] = statistics.fmean(len(sequence.tokens) for sequence in sequences)
         distinct = sum(len({tuple(sequence.tokens) for sequence in group.sequences}) for group in groups)
         metrics["health/duplicates"] = 1 - distinct / len(sequences)
-    behaviour = _behaviour_metrics(sequences) | _success_metrics(groups)
+    behaviour = _behaviour_metrics(sequences) | _forbidden_metrics(groups) | _success_metrics(groups)
     parts = _part_metrics(groups) | _environment_metrics(groups)
     return metrics | _true_reward_metrics(groups) | behaviour | parts
 
@@ -123,6 +123,17 @@ def _part_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
             for name, value in rollout.parts.items():
                 values.setdefault(name, []).append(value)
     return {f"reward_part/{name}": statistics.fmean(numbers) for name, numbers in sorted(values.items())}
+
+
+def _forbidden_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """The share of rollouts that name a forbidden path, where the environment looks for them."""
+    touched = [
+        rollout.forbidden_paths > 0
+        for group in groups
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values()
+        if rollout.forbidden_paths is not None
+    ]
+    return {"health/forbidden_paths": statistics.fmean(touched)} if touched else {}
 
 
 def _success_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -112,6 +112,10 @@ HEALTH = (
     ),
     MetricMeaning("health/truncated", "The share of sequences that a token or context limit cut off."),
     MetricMeaning("health/tool_errors", "The share of tool calls that failed."),
+    MetricMeaning(
+        "health/forbidden_paths",
+        "The share of rollouts whose tool calls name a path that no task needs (forbidden_paths).",
+    ),
 )
 PROOF = (
     MetricMeaning(
@@ -177,6 +181,7 @@ ENVIRONMENT = (
     MetricMeaning("train/curriculum_level", "The level of difficulty that the curriculum has reached."),
     MetricMeaning("train/turns", "Model calls per rollout."),
     MetricMeaning("train/tool_errors", "Failed tool calls per rollout."),
+    MetricMeaning("train/forbidden_paths", "Forbidden paths that the tool calls of a rollout name."),
     MetricMeaning("train/dropped/REASON", "Rollouts that were not sent to the trainer, by reason."),
     MetricMeaning("train/rollouts", "A table of rollouts with their scores."),
     MetricMeaning("train/items_sent_to_api", "Groups that were sent to the trajectory API."),

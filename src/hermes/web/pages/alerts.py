@@ -6,7 +6,7 @@ import json
 
 from starlette.responses import RedirectResponse, Response
 
-from hermes.config.edit import set_value, unset_value
+from hermes.config.edit import set_value
 from hermes.training.monitor.incidents.alerts import parse_rule
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
@@ -32,10 +32,7 @@ def remove(request: WebRequest) -> Response:
     if rule not in rules:
         raise PageError(404, f"there is no rule '{rule}'", "The page Runs lists them.")
     rules.remove(rule)
-    if rules:
-        set_value(request.context.home, _KEY, json.dumps(rules))
-    else:
-        unset_value(request.context.home, _KEY)
+    set_value(request.context.home, _KEY, json.dumps(rules))
     return RedirectResponse("/runs#alerts", 303)
 
 

@@ -6,25 +6,29 @@ import hashlib
 import json
 import time
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from hermes.rl.run import RlRun
 from hermes.store.browse.columns import sql_condition
+from hermes.training.monitor.series.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
 from hermes.web.live import event_stream
+from hermes.web.render.transcript import forbidden_by_step
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 from hermes.web.runs.configs import differences, read_config
 from hermes.web.runs.curves import curve, panels
 from hermes.web.runs.detail import find_folder, read_detail, read_marks
 from hermes.web.runs.listing import RunRow, list_runs, read_run
-from hermes.web.runs.metrics import RunSeries
 
 _MAX_OVERLAID = 10
 _FIRST_PANELS = 8
 _LIVE_S = 1.0
+_LIVE_ROWS = 500
+"""That are sent at once; when there are more, the page reads the curves again."""
 _ROLLOUTS = 64
 _COMPARED = ("reward/mean", "eval/mean_reward", "eval/success_rate", "train/loss", "eval/loss")
 """Metrics whose curves are beside the differences."""
@@ -114,7 +118,7 @@ def run_events(request: WebRequest) -> Response:
     folder = find_folder(home, request.path_values["run"])
     last_step = request.integer("after", 0) or 0
     last_state = ""
-    last_version: tuple[int, int] | None = None
+    last_version: tuple[int, int, int] | None = None
 
     def next_event() -> dict[str, Any] | None:
         nonlocal last_step, last_state, last_version
@@ -125,7 +129,7 @@ def run_events(request: WebRequest) -> Response:
             last_version = version
             with request.context.series(folder) as series:
                 newest = series.last_step
-                appended = series.rows_after(last_step)
+                appended = series.rows_after(last_step, _LIVE_ROWS)
             rewound = newest < last_step or appended is None
             rows = [] if rewound or appended is None else appended
             last_step = newest
@@ -134,10 +138,10 @@ def run_events(request: WebRequest) -> Response:
             return None
         last_state = run.state
         return {
-            "rows": rows[-500:],
+            "rows": rows,
             "state": run.state,
             "step": last_step,
-            "reload": rewound or len(rows) > 500,
+            "reload": rewound,
         }
 
     return event_stream(request.context.stopping, next_event, _LIVE_S)
@@ -161,10 +165,15 @@ def rollouts(request: WebRequest) -> Response:
             sql_condition("created_at_ms", "<=", str(end_ms)),
         ]
         listed = reader.page(conditions, limit=_ROLLOUTS).rows
-    listed.sort(
-        key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
-    )
+        listed.sort(
+            key=lambda entry: -(entry.summary.reward if entry.summary.reward is not None else float("-inf"))
+        )
+        forbidden = {
+            entry.summary.id: [*chain(*forbidden_by_step(reader.rewards(entry.summary.id)).values())]
+            for entry in listed
+        }
     values = {"run_id": folder.name, "step": step, "rows": listed, "row": row, "query": query}
+    values["forbidden"] = forbidden
     values["part"] = request.from_script
     return request.page("rollouts_part.html" if request.from_script else "rollouts.html", values)
 

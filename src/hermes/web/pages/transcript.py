@@ -13,14 +13,16 @@ from hermes.core import Relation
 from hermes.data.record import to_record
 from hermes.store import Filter, Summary
 from hermes.store.browse.reader import BrowseReader, TrajectoryHead
+from hermes.web.live import event_stream
 from hermes.web.render.text import search_words
 from hermes.web.render.tokens import token_view
-from hermes.web.render.transcript import make_cards, raster_type, read_arguments, sort_verdicts
+from hermes.web.render.transcript import StepCard, make_cards, raster_type, read_arguments, sort_verdicts
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
 from hermes.web.tokenizer import find_decoder
 
-WINDOW = 100
+WINDOW = 50
+_LIVE_S = 0.5
 _PART_CHARS = 200_000
 _MAX_RAW_BYTES = 64 << 20
 
@@ -35,17 +37,18 @@ def show(request: WebRequest) -> Response:
         window = reader.window(head, start, WINDOW)
         verdicts = sort_verdicts(reader.ratings(head.header.id), reader.rewards(head.header.id))
         end = window[-1].step.index + 1 if window else start
+        cards = make_cards(window, verdicts)
         values: dict[str, Any] = {
             "head": head,
-            "cards": make_cards(window, verdicts),
-            "live_from": end if head.outcome is None and end >= head.steps else None,
+            "cards": cards,
+            "live_from": _live_from(cards, end) if head.outcome is None and end >= head.steps else None,
             "words": search_words(find),
             "next_start": end if end < head.steps else None,
             "window_size": WINDOW,
             "find": find,
         }
         if request.from_script:
-            return request.page("transcript_cards.html", values)
+            return request.page("transcript_window.html", values)
         newer, older = reader.neighbours(head.seq)
         (summary,) = reader.summaries(Filter(ids=(head.header.id,)))
         values |= {
@@ -59,6 +62,31 @@ def show(request: WebRequest) -> Response:
             "starts": list(range(0, head.steps, WINDOW)),
         }
     return request.page("transcript.html", values)
+
+
+def _live_from(cards: list[StepCard], end: int) -> int:
+    """The first step that the page has to show again: that of a call whose result is still to come."""
+    waits = bool(cards) and any(part.result is None for part in cards[-1].calls)
+    return cards[-1].index if waits else end
+
+
+def events(request: WebRequest) -> Response:
+    """Says how many steps a trajectory has, whenever that has changed, until it has ended."""
+    with request.context.reader() as reader:
+        trajectory_id = _head(request, reader).header.id
+    last_state = (request.integer("after", 0) or 0, False)
+
+    def next_event() -> dict[str, Any] | None:
+        nonlocal last_state
+        with request.context.reader() as reader:
+            head = reader.head(trajectory_id)
+        state = (head.steps, head.outcome is not None)
+        if state == last_state:
+            return None
+        last_state = state
+        return {"steps": head.steps, "ended": head.outcome is not None}
+
+    return event_stream(request.context.stopping, next_event, _LIVE_S)
 
 
 def show_step(request: WebRequest) -> Response:
@@ -206,6 +234,7 @@ _BASE = "/trajectories/{trajectory:str}"
 ROUTES = (
     ("GET", _BASE, show),
     ("GET", f"{_BASE}/download", download),
+    ("GET", f"{_BASE}/events", events),
     ("GET", f"{_BASE}/id", show_id),
     ("GET", f"{_BASE}/steps/{{step:int}}", show_step),
     ("GET", f"{_BASE}/steps/{{step:int}}/raw", show_raw),

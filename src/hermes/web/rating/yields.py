@@ -1,5 +1,5 @@
-"""What the ratings yield: rows for DPO, KTO and a reward model, counted by the code of the trainers; and how
-far the raters agree.
+"""What the ratings yield: rows for DPO, KTO, a reward model and a process reward model, counted by the code
+of the trainers; and how far the raters agree.
 
 The count is made again only when a rating was added. It is made by one thread at a time; a request that comes
 meanwhile gets the last count, marked as such.
@@ -12,6 +12,10 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from hermes.core import JSONObject, Message
+from hermes.core.rating import STEPWISE_KINDS
+from hermes.data.example import UnfitError, load
+from hermes.data.formats.base import ToolCallStyle
+from hermes.data.formats.trl import write_stepwise
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import PreferenceRows, read_rows
 from hermes.ratings.agreement import AgreementReport, report
@@ -28,6 +32,8 @@ class RatingYield:
     dpo: int = 0
     kto: int = 0
     reward_model: int = 0
+    stepwise: int = 0
+    """For a process reward model: trajectories whose steps are rated from the first on."""
     left_out: Counter[str] = field(default_factory=Counter)
     preview: JSONObject | None = None
     """One preference pair, or one rated span."""
@@ -52,18 +58,33 @@ class YieldCounter:
             return replace(self._last, current=False)
         try:
             rows = read_rows(reader, origins=_FROM_RATINGS)
+            left_out = Counter(rows.left_out)
             self._last = RatingYield(
                 events,
                 len(rows.pairs),
                 sum(span.desirable is not None for span in rows.spans),
                 len(rows.pairs) + len(rows.spans),
-                rows.left_out,
+                _count_stepwise(reader, left_out),
+                left_out,
                 _preview(rows),
                 report(reader.all_ratings()),
             )
             return self._last
         finally:
             self._counting.release()
+
+
+def _count_stepwise(reader: BrowseReader, left_out: Counter[str]) -> int:
+    """Rows of the format for stepwise supervision; why others are none goes to `left_out`."""
+    rated = {rating.trajectory_id for rating in reader.all_ratings() if rating.kind in STEPWISE_KINDS}
+    count = 0
+    for trajectory_id in rated:
+        try:
+            rows = write_stepwise(load(reader, reader.get(trajectory_id)), ToolCallStyle.STRUCTURED)
+            count += sum(1 for _ in rows)
+        except UnfitError as error:
+            left_out[str(error)] += 1
+    return count
 
 
 def _preview(rows: PreferenceRows) -> JSONObject | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hermes.core import Rating, RatingKind, Reward, Step, StepKind, ToolCall
+from hermes.safety.forbidden import FORBIDDEN_PATHS
 from hermes.store.browse.reader import WindowStep
 from hermes.web.render.text import FoldedText, fold
 
@@ -64,6 +65,8 @@ class StepCard:
     rewards: tuple[Reward, ...] = ()
     result: ResultPart | None = None
     """Of a tool step whose call is not in the window."""
+    forbidden: tuple[str, ...] = ()
+    """Paths that its calls name and no task needs."""
 
     @property
     def index(self) -> int:
@@ -95,6 +98,8 @@ class StepVerdicts:
     whole: tuple[Rating, ...] = ()
     rewards_by_step: dict[int, list[Reward]] = field(default_factory=dict)
     rewards: tuple[Reward, ...] = ()
+    forbidden_by_step: dict[int, list[str]] = field(default_factory=dict)
+    """Paths that no task needs, as an environment found them."""
 
 
 def sort_verdicts(ratings: Iterable[Rating], rewards: Iterable[Reward]) -> StepVerdicts:
@@ -107,13 +112,29 @@ def sort_verdicts(ratings: Iterable[Rating], rewards: Iterable[Reward]) -> StepV
             whole.append(rating)
     rewards_by_step: dict[int, list[Reward]] = {}
     whole_rewards: list[Reward] = []
-    for reward in rewards:
+    recorded = list(rewards)
+    for reward in recorded:
         index = reward.detail.get("step", reward.detail.get("step_index"))
         if isinstance(index, int) and not isinstance(index, bool):
             rewards_by_step.setdefault(index, []).append(reward)
         else:
             whole_rewards.append(reward)
-    return StepVerdicts(by_step, tuple(whole), rewards_by_step, tuple(whole_rewards))
+    forbidden = forbidden_by_step(recorded)
+    return StepVerdicts(by_step, tuple(whole), rewards_by_step, tuple(whole_rewards), forbidden)
+
+
+def forbidden_by_step(rewards: Iterable[Reward]) -> dict[int, list[str]]:
+    """The forbidden paths that the records of rewards name, each once."""
+    paths: dict[int, list[str]] = {}
+    for reward in rewards:
+        touches = reward.detail.get(FORBIDDEN_PATHS)
+        for touch in touches if isinstance(touches, list) else ():
+            if isinstance(touch, dict) and isinstance(touch.get("step"), int):
+                step_paths = paths.setdefault(touch["step"], [])
+                path = str(touch.get("path"))[:_OUTLINE_CHARS]
+                if path not in step_paths:
+                    step_paths.append(path)
+    return paths
 
 
 def make_cards(window: Sequence[WindowStep], verdicts: StepVerdicts) -> list[StepCard]:
@@ -147,6 +168,7 @@ def make_cards(window: Sequence[WindowStep], verdicts: StepVerdicts) -> list[Ste
                 ResultPart(step, fold(step.message.content), _images(step))
                 if step.kind is StepKind.TOOL
                 else None,
+                tuple(verdicts.forbidden_by_step.get(step.index, ())),
             )
         )
     return cards

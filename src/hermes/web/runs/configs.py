@@ -34,6 +34,10 @@ def read_config(folder: Path) -> dict[str, str]:
     return flatten(state.get("settings") or {})
 
 
+_NAMES_OF_A_RUN = frozenset({"run.run_id", "run.created_at_ms"})
+"""Differ between any two runs."""
+
+
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in data.items():
@@ -60,7 +64,7 @@ def config_digest(data: Mapping[str, Any]) -> str | None:
 
 def differences(configs: Mapping[str, Mapping[str, str]]) -> tuple[list[tuple[str, list[str | None]]], int]:
     """The fields that differ, each with its values in the order of the runs; and how many are equal."""
-    names = sorted({name for config in configs.values() for name in config})
+    names = sorted({name for config in configs.values() for name in config} - _NAMES_OF_A_RUN)
     rows = [(name, [config.get(name) for config in configs.values()]) for name in names]
     differing = [(name, values) for name, values in rows if len(set(values)) > 1]
     return differing, len(rows) - len(differing)

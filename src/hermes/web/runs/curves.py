@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hermes.web.runs.envelope import SMOOTHING, Curve, CurveEnvelope
+from hermes.training.monitor.series.envelope import SMOOTHING, Curve, CurveEnvelope
+from hermes.training.monitor.series.series import HIDDEN
 
 
 class Panel(NamedTuple):
@@ -51,16 +51,15 @@ PANELS = (
     PanelRule("Staleness", ("health/staleness", "health/staleness_max")),
     PanelRule("Truncated", ("health/truncated",)),
     PanelRule("Tool errors", ("health/tool_errors",)),
+    PanelRule("Rollouts that name a forbidden path", ("health/forbidden_paths",)),
     PanelRule("Duplicates in a group", ("health/duplicates",)),
     PanelRule("Tokens a sequence", ("data/sequence_tokens",)),
-    PanelRule("Seconds: the step, the wait before it", ("time/step_s", "time/wait_s")),
+    PanelRule("Seconds of step and wait", ("time/step_s", "time/wait_s")),
     PanelRule("Gradient norm", ("optim/grad_norm",)),
     PanelRule("Learning rate", ("train/learning_rate",)),
     PanelRule("Peak memory of the engine, bytes", ("optim/peak_bytes",)),
 )
 """What is shown first, in this order; every other metric follows by name."""
-HIDDEN = frozenset({"step", "time_s", "data/lease_id"})
-"""Numbers of a row that are no curves."""
 _MAX_LINES = 6
 
 
@@ -100,12 +99,12 @@ def _labels(metrics: Sequence[str]) -> tuple[str, ...]:
 
 def curve(envelope: CurveEnvelope | None, smoothing: float = SMOOTHING) -> Curve:
     """The points of a metric that are left; an average of another smoothing is made from these."""
-    points = envelope.points() if envelope is not None else []
-    values = [point.value for point in points]
-    smooth = (
-        [point.smooth for point in points] if smoothing == SMOOTHING else moving_average(values, smoothing)
-    )
-    return Curve([point.step for point in points], [*map(_short, values)], [*map(_short, smooth)])
+    if envelope is None:
+        return Curve([], [], [])
+    steps, values, smooth = envelope.curve()
+    if smoothing != SMOOTHING:
+        smooth = moving_average(values, smoothing)
+    return Curve(steps, [*map(_short, values)], [*map(_short, smooth)])
 
 
 def moving_average(values: Sequence[float], smoothing: float) -> list[float]:
@@ -116,11 +115,6 @@ def moving_average(values: Sequence[float], smoothing: float) -> list[float]:
         weight = smoothing * weight + (1 - smoothing)
         averages.append(total / weight)
     return averages
-
-
-def is_point(value: object) -> bool:
-    """Whether a value of a metrics file can be drawn."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _short(value: float) -> float:

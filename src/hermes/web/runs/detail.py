@@ -8,15 +8,15 @@ from typing import Any
 
 from hermes.core import JSONObject
 from hermes.errors import HermesError, UsageError
-from hermes.rl.checks.doctor import Cause, diagnose
+from hermes.rl.checks.doctor import RECENT, Cause, diagnose
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
 from hermes.training.monitor.incidents.alerts import Alert
 from hermes.training.monitor.incidents.starts import read_starts
+from hermes.training.monitor.series.series import RunSeries
 from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
 from hermes.web.runs.marks import RunMark, find_marks
-from hermes.web.runs.metrics import RunSeries
 
 _LOG_LINES = 12
 
@@ -53,7 +53,6 @@ def find_folder(home: Path, run_id: str) -> Path:
 
 def read_detail(home: Path, folder: Path, series: RunSeries) -> RunDetail:
     row, checkpoints = read_run(home, folder.name), read_checkpoints(home, folder)
-    rows = list(series.recent)
     processes: dict[str, str] = {}
     restarts: dict[str, int] = {}
     events: tuple[JSONObject, ...] = ()
@@ -65,7 +64,8 @@ def read_detail(home: Path, folder: Path, series: RunSeries) -> RunDetail:
         restarts = {name: entry.starts - 1 for name, entry in status.processes.items() if entry.starts > 1}
         events = status.events
         logs = {name: run.last_lines(name, _LOG_LINES) for name in (*status.processes, "supervisor")}
-    causes = diagnose(rows, row.state, row.reason) if row.kind == "rl" or row.state == "failed" else []
+    judged = row.kind == "rl" or row.state == "failed"
+    causes = diagnose(series.recent(RECENT), row.state, row.reason) if judged else []
     return RunDetail(
         row,
         folder,

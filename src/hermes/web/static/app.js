@@ -19,7 +19,7 @@
   function typing(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return true;
     if (event.getModifierState && event.getModifierState("AltGraph")) return true;
-    if ($("dialog[open]")) return true;
+    if ([...dialogs].some((dialog) => dialog.open)) return true;
     const target = event.target;
     if (target.type === "checkbox") return event.key === " ";
     return target.isContentEditable || ["INPUT", "TEXTAREA", "SELECT"].includes(target.tagName);
@@ -48,20 +48,27 @@
   $$("[data-help]").forEach((button) => button.addEventListener("click", help));
 
   // moving through rows of a list or steps of a transcript
-  let at = -1;
-  const items = () => $$("[data-step], [data-row]");
+  let at = -1, marked = null, markedLink = null, addressTimer = 0;
+  const outlineLinks = new Map($$(".outline a").map((link) => [link.getAttribute("href").slice(1), link]));
+  // a long transcript has 100,000 elements: they are looked through only when some were added
+  let listed = null;
+  const items = () => { if (!listed) listed = $$("[data-step], [data-row]"); return listed; };
+  const dialogs = document.getElementsByTagName("dialog"), preferences = document.getElementsByClassName("prefer");
   function go(index) {
     const all = items();
     if (!all.length) return;
     at = Math.max(0, Math.min(all.length - 1, index));
-    all.forEach((item, position) => item.classList.toggle("at", position === at));
     const item = all[at];
+    if (marked) marked.classList.remove("at");
+    marked = item;
+    item.classList.add("at");
     item.scrollIntoView({ block: item.matches("[data-row]") ? "nearest" : "start" });
     if (item.id) {
-      $$(".outline a").forEach((link) => link.classList.toggle("at", link.hash === `#${item.id}`));
-      const mark = $(".outline a.at");
-      if (mark) mark.scrollIntoView({ block: "nearest" });
-      history.replaceState(null, "", `#${item.id}`);
+      if (markedLink) markedLink.classList.remove("at");
+      markedLink = outlineLinks.get(item.id) || null;
+      if (markedLink) { markedLink.classList.add("at"); markedLink.scrollIntoView({ block: "nearest" }); }
+      clearTimeout(addressTimer);
+      addressTimer = setTimeout(() => history.replaceState(null, "", `#${item.id}`), 150);
     }
   }
   function current() {
@@ -106,14 +113,14 @@
     if (event.target.tagName === "BUTTON" && (event.key === "Enter" || event.key === " ")) return;
     if (prefix === "g") {
       prefix = "";
-      if (event.key === "g" && $("[data-step], [data-row]")) { go(0); return; }
+      if (event.key === "g" && items().length) { go(0); return; }
       if (places[event.key]) { location.href = places[event.key]; return; }
     }
     if (window.hermes.keys[event.key]) { event.preventDefault(); window.hermes.keys[event.key](event); return; }
-    if ($(".prefer [data-key]") && ["ArrowLeft", "=", "ArrowRight"].includes(event.key)) { event.preventDefault(); click(`.prefer [data-key="${event.key}"]`); return; }
+    if (preferences.length && ["ArrowLeft", "=", "ArrowRight"].includes(event.key)) { event.preventDefault(); click(`.prefer [data-key="${event.key}"]`); return; }
     if (event.key === "g") { prefix = "g"; return; }
     const action = keys[event.key];
-    if (action && (event.key === "?" || event.key === "/" || $("[data-step], [data-row]"))) {
+    if (action && (event.key === "?" || event.key === "/" || items().length)) {
       event.preventDefault();
       action();
     }
@@ -139,13 +146,51 @@
   $$("[data-outline]").forEach((button) => button.addEventListener("click", outline));
   $$("[data-focus]").forEach((button) => button.addEventListener("click", keys.f));
 
-  // steps that htmx adds get their line in the outline
-  document.addEventListener("htmx:afterSettle", () => {
+  // a trajectory that is being recorded: the server says that it has grown, the page fetches the new cards
+  const part = async (url, headers = { "x-requested-with": "fetch" }) => {
+    const response = await fetch(url, { headers });
+    return response.ok ? new DOMParser().parseFromString(await response.text(), "text/html") : null;
+  };
+  async function growTail() {
+    const tail = $("[data-tail]"), parsed = await part(tail.dataset.tailCards);
+    if (!parsed) return;
+    $$("[data-step]", parsed).forEach((card) => {
+      const known = document.getElementById(card.id);
+      if (known && known === marked) { marked = card; card.classList.add("at"); }
+      if (known) known.replaceWith(card); else tail.previousElementSibling.append(card);
+      window.htmx.process(card);
+    });
+    const after = $("[data-tail], .more", parsed);
+    if (after) { tail.replaceWith(after); window.htmx.process(after); } else tail.remove();
+    outlineNewSteps();
+  }
+  let following = false;
+  function followTail() {
+    if (following || !$("[data-tail]")) return;
+    following = true;
+    const source = new EventSource($("[data-tail]").dataset.tail);
+    let growing = Promise.resolve();
+    source.onmessage = (message) => {
+      const event = JSON.parse(message.data);
+      if (event.error) { toast(event.error, true); return; }
+      if (event.ended) source.close();
+      growing = growing.then(() => $("[data-tail]") && growTail()).then(async () => {
+        const parsed = event.ended && await part(location.href, {});
+        if (parsed) $(".facts").replaceWith($(".facts", parsed));
+      });
+    };
+    addEventListener("pagehide", () => source.close());
+  }
+  followTail();
+
+  // steps that are added get their line in the outline
+  document.addEventListener("htmx:afterSettle", () => { outlineNewSteps(); followTail(); });
+  function outlineNewSteps() {
+    listed = null;
     const list = $(".outline ol");
     if (!list) return;
-    const listed = new Set($$("a", list).map((link) => link.hash));
-    $$("[data-step]").forEach((card) => {
-      if (listed.has(`#${card.id}`)) return;
+    $$("[data-step]", [...document.getElementsByClassName("window")].at(-1)).forEach((card) => {
+      if (outlineLinks.has(card.id)) return;
       const line = document.createElement("li"), link = document.createElement("a"), number = document.createElement("span"), label = document.createElement("span");
       link.href = `#${card.id}`;
       link.className = card.classList.contains("model") ? "model" : "";
@@ -155,10 +200,11 @@
       const name = $(".call .name", card);
       label.textContent = name ? name.textContent : ($(".prose, .output", card) || card).textContent.trim().slice(0, 48);
       link.append(number, label);
+      outlineLinks.set(card.id, link);
       line.append(link);
       list.append(line);
     });
-  });
+  }
   document.addEventListener("htmx:responseError", (event) => toast(`The server refused this (${event.detail.xhr.status})`, true));
   document.addEventListener("htmx:sendError", () => toast("The server does not answer", true));
 

@@ -64,7 +64,7 @@
     flush();
   }
 
-  const current = () => $(".item", stage);
+  const current = () => $(".item:not(.waiting)", stage);
   async function fetchItem() {
     const besides = [current(), ...ahead].filter(Boolean).map((item) => item.dataset.item);
     const recent = history.slice(-8).map((entry) => entry.item.dataset.item);
@@ -78,11 +78,27 @@
   }
   function refill() {
     if (fetching || over || ahead.length >= 3) return fetching;
-    fetching = fetchItem().catch(() => {}).finally(() => { fetching = null; if (!over && ahead.length < 3) setTimeout(refill, ahead.length ? 0 : 300); });
+    fetching = fetchItem().catch(() => {}).finally(() => { fetching = null; prepare(); if (!over && ahead.length < 3) setTimeout(refill, ahead.length ? 0 : 300); });
     return fetching;
   }
+  // the next item is laid out behind the one that is shown, so that a key only has to uncover it
+  function prepare() {
+    const next = ahead[0];
+    $$(".item.waiting", stage).forEach((item) => { if (item !== next) item.remove(); });
+    if (!next || next.parentNode === stage || !current()) return;
+    next.classList.add("waiting");
+    next.inert = true;
+    stage.append(next);
+    window.htmx.process(next);
+  }
   function show(item) {
-    stage.replaceChildren(...(item ? [item] : []));
+    [...stage.children].forEach((child) => { if (child !== item) child.remove(); });
+    if (item) {
+      item.classList.remove("waiting");
+      item.inert = false;
+      if (item.parentNode !== stage) stage.append(item);
+      requestAnimationFrame(() => setTimeout(prepare));
+    }
     form.hidden = !item;
     if (!item) {
       const note = document.createElement("div");
@@ -129,7 +145,7 @@
     if (decision === "skip") { send("/rate", fields); next(); return; }
     send("/rate", fields);
     count(1);
-    if (mode === "step" && decision !== "first-bad" && nextStep()) { began = performance.now(); return; }
+    if (mode === "step" && decision !== "first-bad" && nextStep()) { began = performance.now(); document.dispatchEvent(new Event("hermes:shown")); return; }
     next();
   }
   function undo() {

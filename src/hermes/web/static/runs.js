@@ -83,9 +83,10 @@
     const mark = near.find((entry) => entry.kind !== "checkpoint") || near[0];
     return mark ? `${mark.text} · ` : "";
   }
-  const short = (value) => (value == null ? "" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(4)));
+  const short = (value, digits = 4) => (value == null ? "" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(+value.toPrecision(digits)));
   const newest = (figure) => {
-    const values = lines(figure).filter((line) => line.at === 0).map(({ curve }) => (curve.values.length ? short(curve.values[curve.values.length - 1]) : "")).filter(Boolean);
+    const own = lines(figure).filter((line) => line.at === 0), digits = own.length > 2 ? 2 : own.length > 1 ? 3 : 4;
+    const values = own.map(({ curve }) => (curve.values.length ? short(curve.values[curve.values.length - 1], digits) : "")).filter(Boolean);
     return values.join(" · ");
   };
   function draw(figure) {
@@ -106,7 +107,7 @@
       width: box.clientWidth, height: 168, legend: { show: false }, series,
       cursor: { sync: { key: sync.key }, points: { size: 6 } },
       scales: { x: { time: false } },
-      axes: [{ ...axis, size: 24, values: (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 48, values: (self, ticks) => ticks.map(short) }],
+      axes: [{ ...axis, size: 24, values: (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 48, values: (self, ticks) => ticks.map((tick) => short(tick)) }],
       hooks: {
         drawClear: [(self) => markers(self, figure)],
         setCursor: [(self) => {

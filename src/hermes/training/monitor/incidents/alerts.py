@@ -20,6 +20,7 @@ from hermes.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
+MAX_ALERTS = 1000
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -84,7 +85,7 @@ def parse_rule(text: str) -> AlertRule:
 
 
 class AlertWatch:
-    """Takes the metrics of one step after the other."""
+    """Takes the metrics of one step after the other. It keeps the newest MAX_ALERTS of a rule."""
 
     def __init__(self, rules: Sequence[AlertRule]) -> None:
         self.rules = tuple(rules)
@@ -97,6 +98,30 @@ class AlertWatch:
         return sorted(
             (alert for alerts in self._alerts.values() for alert in alerts), key=lambda alert: alert.step
         )
+
+    def state(self) -> list[JSONObject]:
+        """All of it, for `restored`."""
+        return [
+            {
+                "rule": [rule.metric, rule.comparison, rule.limit, rule.steps],
+                "lasting": self._lasting[rule],
+                "alerts": [
+                    [alert.step, alert.last_step, alert.value, alert.ongoing] for alert in self._alerts[rule]
+                ],
+            }
+            for rule in self.rules
+        ]
+
+    @classmethod
+    def restored(cls, rules: Sequence[AlertRule], state: Any) -> AlertWatch | None:
+        """None: the state is one of other rules. ValueError, KeyError or TypeError: it is no state."""
+        watch = cls(rules)
+        if tuple(AlertRule(*entry["rule"]) for entry in state) != watch.rules:
+            return None
+        for rule, entry in zip(watch.rules, state, strict=True):
+            watch._lasting[rule] = int(entry["lasting"])
+            watch._alerts[rule] = [Alert(rule, *alert) for alert in entry["alerts"]]
+        return watch
 
     def add(self, step: int, values: Mapping[str, Any]) -> list[Alert]:
         """The alerts that begin at this step."""
@@ -114,6 +139,7 @@ class AlertWatch:
             if self._lasting[rule] == rule.steps:
                 begun.append(Alert(rule, step, step, float(value), ongoing=True))
                 alerts.append(begun[-1])
+                del alerts[:-MAX_ALERTS]
             elif self._lasting[rule] > rule.steps:
                 alerts[-1] = replace(alerts[-1], last_step=step, value=float(value))
         return begun
