@@ -20,7 +20,7 @@ _QUESTION = Cost(0.3, 0.12)
 _DPO_PAIR = Cost(0.0, 0.25)
 """One pair in one step."""
 _REWARD_PAIR = Cost(0.0, 0.42)
-_RLHF_ANSWER = Cost(0.1, 0.3)
+_RLHF_ANSWER = Cost(0.1, 0.4)
 """One answer that is sampled, scored and trained on."""
 
 
