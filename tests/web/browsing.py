@@ -42,6 +42,17 @@ PAGES = (
 )
 """Every page; names in braces are filled in by the test."""
 
+LEAST_VISIBLE_SHIFT = 0.01
+"""A tenth of what is called a good score."""
+_SUM_OF_SHIFTS = """new Promise(done => {
+  let total = 0;
+  const add = list => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) total += entry.value;
+  };
+  new PerformanceObserver(add).observe({type: "layout-shift", buffered: true});
+  setTimeout(() => done(total), 200);
+})"""
+
 
 @dataclass
 class Trouble:
@@ -89,6 +100,12 @@ def open_page(
         yield page, trouble
     finally:
         context.close()
+
+
+def layout_shift(page: Page) -> float:
+    """How far visible parts of the page moved by themselves since it was loaded: Chromium's score."""
+    shift: float = page.evaluate(_SUM_OF_SHIFTS)
+    return shift
 
 
 def overflow(page: Page) -> int:

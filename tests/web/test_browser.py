@@ -15,7 +15,7 @@ from hermes.core import Message, Rating, Step, StepKind, ToolCall, ToolResult
 from hermes.rl.run import RunState
 from hermes.store import Reader, Writer
 from tests.records import COMPLETED, model_call, record
-from tests.web.browsing import PAGES, WIDTHS, open_page, overflow
+from tests.web.browsing import LEAST_VISIBLE_SHIFT, PAGES, WIDTHS, layout_shift, open_page, overflow
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run, metrics_row
@@ -236,6 +236,7 @@ def test_every_page_fits_without_error_or_outside_request(
             response = page.goto(f"{site.url}{path}")
             assert response is not None and response.status == 200, path
             assert overflow(page) == 0, path
+            assert layout_shift(page) < LEAST_VISIBLE_SHIFT, path
             assert trouble.events == [], path
 
 
