@@ -5,7 +5,6 @@
   const { $, $$, toast } = window.hermes;
   const stage = $("#item"), form = $("#decide"), warning = $("#pending");
   if (!stage || !form) return;
-  document.body.classList.add("js");
   const mode = stage.dataset.mode, query = stage.dataset.query, queue = stage.dataset.queue;
   const buttons = new Map($$("button[data-key]", form).map((button) => [button.dataset.key, button]));
   const STORE = "hermes-unsaved-ratings";
