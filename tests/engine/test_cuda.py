@@ -127,7 +127,6 @@ def test_sampler_and_trainer_agree_on_the_logprobs_of_what_was_sampled(engine: E
         text = learnable(np.concatenate([PROMPTS[2], sequence.tokens]))
         output = engine.forward_backward(adapter, [text], Loss("cross_entropy"), forward_only=True).result()
         gaps.append(np.abs(output.logprobs[0][-len(sequence.tokens) :] - sequence.logprobs).max())
-    print("largest gap", max(gaps))
     assert max(gaps) < 1e-3
 
 

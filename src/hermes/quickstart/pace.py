@@ -71,15 +71,25 @@ def fit(recipes: Sequence[QuickstartRecipe], pace_s: float, limit_s: float = LIM
 
 def announce(recipes: Sequence[QuickstartRecipe], chosen: QuickstartRecipe, pace_s: float) -> str:
     """The message before the first long stage."""
-    seconds = estimate_s(chosen, pace_s)
-    lines = [f"   about {minutes(seconds)} in all on this machine, if it has nothing else to do"]
-    full = recipes[0]
-    if chosen is not full:
+    sizes = [RecipeSize(estimate_s(recipe, pace_s), _size(recipe)) for recipe in (chosen, recipes[0])]
+    return announcement(pace_s, *sizes)
+
+
+class RecipeSize(NamedTuple):
+    seconds: float
+    """The estimate for this machine."""
+    text: str
+
+
+def announcement(pace_s: float, chosen: RecipeSize, full: RecipeSize) -> str:
+    """How long the chosen recipe takes, and what it leaves out of the full one."""
+    lines = [f"   about {minutes(chosen.seconds)} in all on this machine, if it has nothing else to do"]
+    if chosen != full:
         lines.append(
             f"   it is slow for this ({_PROMPTS * _PROMPT_TOKENS:,} prompt tokens took {pace_s:.1f} s), so "
-            f"{_size(chosen)} instead of {_size(full)};"
+            f"{chosen.text} instead of {full.text};"
         )
-        lines.append(f"   with --full it takes about {minutes(estimate_s(full, pace_s))} and learns more")
+        lines.append(f"   with --full it takes about {minutes(full.seconds)} and learns more")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
-from hermes.quickstart.pace import LIMIT_S, Cost, minutes
+from hermes.quickstart.pace import LIMIT_S, Cost, RecipeSize, announcement
 
 _START_S = 75.0
 """Starting the processes of all stages."""
@@ -44,14 +44,8 @@ def fit(recipes: Sequence[FeedbackRecipe], pace_s: float, limit_s: float = LIMIT
 
 def announce(recipes: Sequence[FeedbackRecipe], chosen: FeedbackRecipe, pace_s: float) -> str:
     """The message before the first long stage."""
-    lines = [
-        f"   about {minutes(estimate_s(chosen, pace_s))} in all on this machine, if it has nothing else to do"
-    ]
-    full = recipes[0]
-    if chosen is not full:
-        lines.append(f"   it is slow for this, so {_size(chosen)} instead of {_size(full)};")
-        lines.append(f"   with --full it takes about {minutes(estimate_s(full, pace_s))} and learns more")
-    return "\n".join(lines)
+    sizes = [RecipeSize(estimate_s(recipe, pace_s), _size(recipe)) for recipe in (chosen, recipes[0])]
+    return announcement(pace_s, *sizes)
 
 
 def _size(recipe: FeedbackRecipe) -> str:
