@@ -184,8 +184,12 @@ def test_a_service_takes_no_files(warm: tuple[TrainingRunSpec, TrainResult], tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(tmp_path: Path) -> None:
-    """`hermes train sft` at an engine, then `hermes rl start` with one of its own: one step from there."""
+@pytest.mark.parametrize("name", ["warm", "policy"])
+def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(name: str, tmp_path: Path) -> None:
+    """`hermes train sft` at an engine, then `hermes rl start` with one of its own: one step from there.
+
+    The weights are named by their run, or as the policy that was promoted.
+    """
     model = tiny_model(tmp_path / "model")
     home = make_home(tmp_path / "home", model, total_steps=1, learning_rate=1e-4)
     rows = tmp_path / "rows.jsonl"
@@ -207,7 +211,11 @@ def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(tmp_path: P
     finally:
         engine.kill()
     done = json.loads(sft.output.splitlines()[-1])
-    flags = [word for edit in ("group_size=4", "batch_size=8", "start_from=warm") for word in ("--set", edit)]
+    if name == "policy":
+        promoted = hermes(home, "policy", "promote", done["weights"], "--base-model", str(model))
+        assert promoted.returncode == 0, promoted.stderr
+    edits = ("group_size=4", "batch_size=8", f"start_from={name}")
+    flags = [word for edit in edits for word in ("--set", edit)]
     run = find_run(home, answer(home, "rl", "start", "--env", "letters", *flags)["run_id"])
     assert how_it_ended(run) == "completed: None"
     config = run.config()["tinker"]
