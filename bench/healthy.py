@@ -87,9 +87,11 @@ CASES: dict[str, Case] = {
     "high rate, fp32": Case("llama-m", "llama-s", fields={"learning_rate": 1e-3, "engine_dtype": "float32"}),
     "cold": Case("bundled", "llama-xs", fields={"agent_temperature": 0.7}),
     "warm": Case("qwen3-m", "qwen3-s", fields={"agent_temperature": 1.2}),
-    "old rollouts": Case("bundled", "llama-s", fields={"max_batches_offpolicy": 4}),
+    "old rollouts": Case("bundled", "llama-s", fields={"synchronous": False, "max_batches_offpolicy": 4}),
     "old and cold": Case(
-        "llama-m", "llama-xs", fields={"max_batches_offpolicy": 3, "agent_temperature": 0.7}
+        "llama-m",
+        "llama-xs",
+        fields={"synchronous": False, "max_batches_offpolicy": 3, "agent_temperature": 0.7},
     ),
     "ppo, two epochs": Case("bundled", "llama-xs", fields={"loss": "ppo", "epochs": 2}),
     "cispo": Case("qwen3-s", "qwen3-s", fields={"loss": "cispo"}),
