@@ -130,6 +130,20 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
         assert trouble.events == []
 
 
+def test_two_columns_scroll_together(browser: Browser, rating_site: WebSite) -> None:
+    columns_of_item = ".item:not(.waiting) [data-columns] .column"
+    is_at = "([query, index, top]) => Math.abs(document.querySelectorAll(query)[index].scrollTop - top) < 3"
+    with open_page(browser, rating_site, height=420, rater="scrolls") as (page, trouble):
+        page.goto(f"{rating_site.url}/rate?mode=pair")
+        columns = page.locator(columns_of_item)
+        rooms = columns.evaluate_all("all => all.map(column => column.scrollHeight - column.clientHeight)")
+        assert len(rooms) == 2 and min(rooms) > 50, "both are longer than the window"
+        for leader, share in ((0, 1.0), (1, 0.5), (0, 0.0)):
+            columns.nth(leader).evaluate("(it, top) => { it.scrollTop = top; }", rooms[leader] * share)
+            page.wait_for_function(is_at, arg=[columns_of_item, 1 - leader, rooms[1 - leader] * share])
+        assert trouble.events == []
+
+
 def test_what_cannot_be_saved_is_kept_and_said(browser: Browser, rating_site: WebSite) -> None:
     """The connection is cut between the key and the save; the next page sends what was not saved, once."""
     with open_page(browser, rating_site, rater="cut-off") as (page, _):
