@@ -28,6 +28,7 @@ def pages() -> dict[str, str]:
         "settings.md": settings,
         "tools.md": tools,
         "trajectory-api.md": trajectory_api,
+        "engine-api.md": engine_api,
         "environment-variables.md": reference_data.variables,
         "metrics.md": reference_data.metrics,
         "files.md": reference_data.files,
@@ -126,13 +127,30 @@ def tools() -> Iterator[str]:
 
 
 def trajectory_api() -> Iterator[str]:
-    from hermes.rollouts.http.app import OPERATIONS
-    from hermes.rollouts.http.openapi import document
+    from hermes.rollouts.http.app import OPERATIONS, TITLE
+    from hermes.serving.openapi import document
 
-    description: Any = document(OPERATIONS)
     yield "# Trajectory API: requests\n"
     yield "The HTTP interface between environments and trainers, from its OpenAPI document, which the server"
     yield "has at `/openapi.json`. What the requests promise: [trajectory API](../trajectory-api.md).\n"
+    yield from _operations(document(TITLE, OPERATIONS))
+
+
+def engine_api() -> Iterator[str]:
+    from hermes.engine.server.app import TITLE
+    from hermes.engine.server.openai import routes as openai
+    from hermes.engine.server.tinker import routes as tinker
+    from hermes.serving.openapi import document
+
+    yield "# Engine: requests\n"
+    yield "The HTTP interfaces of `hermes engine serve`, from its OpenAPI document, which the server has at"
+    yield "`/openapi.json`. What the requests promise: [OpenAI API](../openai-api.md) and"
+    yield "[Tinker API](../tinker-api.md).\n"
+    yield from _operations(document(TITLE, (*openai.OPERATIONS, *tinker.OPERATIONS)))
+
+
+def _operations(description: Any) -> Iterator[str]:
+    """The requests and the schemas of an OpenAPI document."""
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             yield f"## {method.upper()} {path}\n"
@@ -142,15 +160,23 @@ def trajectory_api() -> Iterator[str]:
             if operation["parameters"]:
                 yield ""
             if "requestBody" in operation:
-                body = operation["requestBody"]["content"]["application/json"]["schema"]
-                name = (body.get("items") or body)["$ref"].rpartition("/")[2]
-                kind = "a list of" if "items" in body else "a"
-                yield f"Body: {kind} [{name}](#{name.lower()}).\n"
+                yield f"Body: {_body(operation['requestBody']['content'])}.\n"
             statuses = operation["responses"].items()
             yield "Status: " + "; ".join(f"{code} {text['description']}" for code, text in statuses) + ".\n"
     for name, schema in description["components"]["schemas"].items():
         yield f"## {name}\n"
         yield from _schema_table(schema)
+
+
+def _body(content: Any) -> str:
+    ((content_type, entry),) = content.items()
+    if content_type != "application/json":
+        return f"`{content_type}`"
+    schema = entry["schema"]
+    item = schema.get("items") or schema
+    names = [part["$ref"].rpartition("/")[2] for part in item.get("allOf", [item])]
+    links = " and ".join(f"[{name}](#{name.lower()})" for name in names)
+    return f"{'a list of' if 'items' in schema else 'a'} {links}"
 
 
 def _schema_table(schema: Any) -> Iterator[str]:

@@ -79,9 +79,10 @@ def api(
 
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.server import TrajectoryServerOptions, serve
+    from hermes.safety.logs import log_to_stderr
     from hermes.serving.trajectory_api import TOKEN_VARIABLE
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(logging.WARNING)
     limits = IntakeLimits(
         max_groups=max_groups,
         max_bytes=(max_mb or (32_768 if state_dir else 2_048)) << 20,

@@ -156,8 +156,9 @@ def serve(
     from hermes.engine.server.main import ServerOptions, serve
     from hermes.engine.server.security import TOKEN_VARIABLE
     from hermes.models.parsers import get_parser
+    from hermes.safety.logs import log_to_stderr
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(logging.WARNING)
     logging.getLogger("hermes").setLevel(logging.INFO)
     folder, names = _find_model(model)
     options = ServerOptions(

@@ -24,9 +24,10 @@ def web(host: str, port: int, no_open: bool) -> None:
     import sys
 
     from hermes.config.load import load
+    from hermes.safety.logs import log_to_stderr
     from hermes.web.server import WebOptions, serve
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(logging.WARNING)
     token = os.environ.get("HERMES_WEB_TOKEN") or None
     serve(
         load(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hermes.core.sequence import MASKED
 from hermes.errors import ConfigError
@@ -23,16 +23,16 @@ _TRAINED_ROLES = ("assistant", "agent")
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a hub name, a folder, or the bundled model."""
-    from transformers import AutoTokenizer
+    from hermes.models.tokens.tokenizer import open_tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(_tokenizer_path(name)))
+        tokenizer = open_tokenizer(_tokenizer_path(name))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"the tokenizer '{name}' cannot be loaded: {str(error).strip().splitlines()[0]}",
             "Set --env.tokenizer_name to the policy's hub name or folder, or to hermes/smollm2.",
         ) from error
-    return return_lists(cast("PreTrainedTokenizerBase", tokenizer))
+    return return_lists(tokenizer)
 
 
 def _tokenizer_path(name: str) -> str | Path:

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from hermes.models.local.torch_threads import import_torch
+from hermes.safety.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s worker: %(message)s")
+    log_to_stderr(logging.WARNING, "worker: ")
     front: Connection[Any, Any] = Connection(int(sys.argv[1]))
     with contextlib.suppress(EOFError, ConnectionError):
         serve_front(front)

@@ -1,12 +1,13 @@
 """The ASGI application of the engine: routes, access control, and errors as responses.
 
-An API is a `RouteTable`; `openai.routes` and `tinker.routes` each have one. `build_app` serves any of them.
+An API is a table of operations; `openai.routes` and `tinker.routes` each have one. `build_app` serves any of
+them, with their description at /openapi.json and /docs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from starlette.applications import Starlette
@@ -19,19 +20,32 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hermes.engine.server.responses import RequestError, disk_error_text, request_error
 from hermes.errors import HermesError
 from hermes.safety.access import HttpAccessPolicy
+from hermes.serving.openapi import Operation, document, page
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-RouteTable: TypeAlias = list[tuple[str, str, Handler]]
-"""(method, path, handler); the first match counts."""
+TITLE = "Hermes engine"
 
 SIGNED_FILES = "/api/v1/files/"
 """URLs below this path carry a signature of their own instead of a token; see `tinker.external`."""
 _logger = logging.getLogger(__name__)
 
 
-def build_app(table: Iterable[tuple[str, str, Handler]], policy: HttpAccessPolicy) -> ASGIApp:
+def build_app(operations: Sequence[Operation], policy: HttpAccessPolicy) -> ASGIApp:
+    """The first operation that matches a request answers it."""
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document(TITLE, operations))
+
+    async def docs(request: Request) -> Response:
+        return Response(page(TITLE, operations), media_type="text/html")
+
+    routes = [
+        Route("/openapi.json", openapi, methods=["GET"]),
+        Route("/docs", docs, methods=["GET"]),
+        *(Route(entry.path, entry.handler, methods=[entry.method]) for entry in operations),
+    ]
     app = Starlette(
-        routes=[Route(path, handler, methods=[method]) for method, path, handler in table],
+        routes=routes,
         exception_handlers={
             RequestError: _on_request_error,
             HermesError: _on_hermes_error,

@@ -124,8 +124,8 @@ async def _run(
     from hermes.engine.server.tinker.routes import tinker_routes
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
-    table = [*openai_routes(state, options.parser), *tinker_routes(state)]
-    app = build_app(table, policy_for(TOKEN_SCHEME, options.host, options.token))
+    operations = [*openai_routes(state, options.parser), *tinker_routes(state)]
+    app = build_app(operations, policy_for(TOKEN_SCHEME, options.host, options.token))
     housekeeping = asyncio.create_task(_keep_house(state))
     announce(listener.url)
     try:

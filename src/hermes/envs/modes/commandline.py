@@ -31,6 +31,7 @@ from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
 from hermes.errors import ConfigError, HermesError, UsageError
+from hermes.safety.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -80,7 +81,7 @@ def run(cls: type[EnvHooks], argv: Sequence[str]) -> None:
     if arguments.help:
         sys.stdout.write(usage(cls))
         return
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(logging.INFO, "%(name)s: ")
     for noisy in ("httpx", "httpx2", "openai", "httpcore", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     env, settings = build(cls, arguments)

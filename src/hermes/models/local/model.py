@@ -23,6 +23,7 @@ from hermes.models.local.torch_threads import import_torch
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import with_tools
 from hermes.models.render.template import encode_chat, result_role
+from hermes.models.tokens.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -134,13 +135,13 @@ def load(name: str, folder: Path) -> LocalModel:
     """Loads a transformers folder into memory; `name` is used in messages."""
     import_torch()
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     on_gpu = torch.cuda.is_available()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = open_tokenizer(folder)
         model = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype="auto" if on_gpu else torch.float32
         )

@@ -25,6 +25,7 @@ from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.plan import RunPlan
 from hermes.rl.supervise.process import signal_group
 from hermes.rl.supervise.supervisor import RunSupervisor
+from hermes.safety.logs import log_to_stderr
 
 _MAX_DEATHS = 20
 """Supervisors of one run that may die before the run fails."""
@@ -38,7 +39,7 @@ def main() -> None:
 
 def detach(run: RlRun, work: Callable[[RlRun], None]) -> None:
     """Runs `work` in a detached process, again until it exits with 0; returns at once."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr(logging.INFO)
     if os.fork() == 0:
         with contextlib.suppress(KeyboardInterrupt):
             _keep_alive(run, work)

@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hermes.errors import StoreError
 from hermes.rollouts.compression import BadGzip
 from hermes.rollouts.core.metrics import Metrics
-from hermes.rollouts.http import bodies, openapi
+from hermes.rollouts.http import bodies
 from hermes.rollouts.http.bodies import Model
-from hermes.rollouts.http.openapi import Operation
 from hermes.rollouts.http.responses import BatchResponse, CompressedResponse, json_response
 from hermes.rollouts.intake import RejectedPostError
 from hermes.rollouts.parsing.parse import BodyError
@@ -41,7 +40,9 @@ from hermes.rollouts.schema import (
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from hermes.rollouts.status import gauges, status
 from hermes.safety.access import HttpAccessPolicy, Refusal, is_browser
+from hermes.serving.openapi import Operation, document, page
 
+TITLE = "Hermes trajectory API"
 _MAX_KEY_CHARS = 200
 _MAX_LEASE_ID = 2**63
 _RETRY_AFTER_S = 5
@@ -139,10 +140,10 @@ class Handlers:
         return CompressedResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(openapi.document(OPERATIONS))
+        return json_response(document(TITLE, OPERATIONS))
 
     async def docs(self, request: Request) -> Response:
-        return CompressedResponse(openapi.page(OPERATIONS), media_type="text/html")
+        return CompressedResponse(page(TITLE, OPERATIONS), media_type="text/html")
 
     async def _post(self, request: Request, *, many: bool) -> Response:
         key = request.headers.get("idempotency-key") or None

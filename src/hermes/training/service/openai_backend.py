@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.types import EngineUserError, SampledSequence, SampleRequest, SampleResult, TopK
 from hermes.errors import HermesError, ProviderError
+from hermes.models.tokens.tokenizer import open_tokenizer
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
 
@@ -197,10 +198,8 @@ class RemoteState:
 
 
 def _read_spec(service: tinker.ServiceClient, base_model: str, tokenizer: str) -> RemoteModelSpec:
-    from transformers import AutoTokenizer
-
     try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = open_tokenizer(tokenizer)
     except (OSError, ValueError) as error:
         raise ProviderError(
             f"the tokenizer of {base_model} cannot be loaded: {error}", "environments need it too"

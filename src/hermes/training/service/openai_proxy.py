@@ -75,10 +75,11 @@ def _app(state: RemoteState) -> ASGIApp:
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.security import TOKEN_SCHEME
+    from hermes.serving.openapi import Operation
 
     # The routes use no other attributes of an engine than those RemoteState has.
-    table = openai_routes(state, _PARSER)
-    return build_app([("GET", "/health", _health), *table], policy_for(TOKEN_SCHEME, HOST, None))
+    health = Operation("GET", "/health", "Whether the server answers.", _health)
+    return build_app([health, *openai_routes(state, _PARSER)], policy_for(TOKEN_SCHEME, HOST, None))
 
 
 async def _health(request: Request) -> Response:

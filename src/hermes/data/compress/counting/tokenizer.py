@@ -8,6 +8,7 @@ which takes seconds; every other one is opened by transformers, so that its spec
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.data.compress.counting.tokens import TokenizerSpec
 from hermes.errors import HermesError, MissingDependencyError, UsageError
+from hermes.models.tokens.tokenizer import open_tokenizer
 
 BUNDLED = "hermes/smollm2"
 _PLAIN_CLASSES = {"TokenizersBackend", "PreTrainedTokenizerFast"}
@@ -56,12 +58,10 @@ def _from_folder(name: str, folder: Path, trust_remote_code: bool) -> TokenizerS
 
 
 def _from_transformers(name: str, source: str, trust_remote_code: bool) -> TokenizerSpec:
+    if importlib.util.find_spec("transformers") is None:
+        raise MissingDependencyError("transformers", "train", f"The tokenizer '{name}'")
     try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingDependencyError("transformers", "train", f"The tokenizer '{name}'") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = open_tokenizer(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).strip().split("\n")[0]
         raise UsageError(

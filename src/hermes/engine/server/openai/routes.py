@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.core import JSONObject
-from hermes.engine.server.app import RouteTable
 from hermes.engine.server.openai.backend import OpenAIBackend
 from hermes.engine.server.openai.chat import read_chat
 from hermes.engine.server.openai.completions import read_completion
@@ -20,36 +21,36 @@ from hermes.engine.server.openai.schema import ChatCompletions, Completions, Gen
 from hermes.engine.server.openai.text import Detokenizer
 from hermes.engine.server.policies import policy_key
 from hermes.engine.server.responses import as_json
+from hermes.serving.openapi import Operation
 
 _SUPPORTED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-def openai_routes(backend: OpenAIBackend, parser: str) -> RouteTable:
-    """`parser`: the name of the format in which the model calls tools; see hermes.models.parsers."""
-    model = ServedModel(backend, Detokenizer(backend.engine, parser))
-    models = Models(backend)
-    table: RouteTable = [
-        ("POST", "/v1/chat/completions", endpoint(model, ChatCompletions, read_chat)),
-        ("POST", "/v1/completions", endpoint(model, Completions, read_completion)),
-        ("POST", "/generate", endpoint(model, Generate, read_generate)),
-        ("GET", "/v1/models", models.list),
-        ("GET", "/v1/models/{model:path}", models.get),
-        *((method, "/v1/{rest:path}", _not_supported) for method in _METHODS),
-    ]
-    return [(method, path, with_openai_errors(handler)) for method, path, handler in table]
-
-
-class Models:
-    def __init__(self, backend: OpenAIBackend) -> None:
+class OpenAIRoutes:
+    def __init__(self, backend: OpenAIBackend, parser: str) -> None:
+        """`parser`: the name of the format in which the model calls tools; see hermes.models.parsers."""
+        model = ServedModel(backend, Detokenizer(backend.engine, parser))
         self._backend = backend
         self._created_s = int(time.time())
+        self._chat = endpoint(model, ChatCompletions, read_chat)
+        self._completions = endpoint(model, Completions, read_completion)
+        self._generate = endpoint(model, Generate, read_generate)
 
-    async def list(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
+        return await self._chat(request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._completions(request)
+
+    async def generate(self, request: Request) -> Response:
+        return await self._generate(request)
+
+    async def list_models(self, request: Request) -> Response:
         cards = [self._card(name, version) for name, version in self._versions().items()]
         return as_json({"object": "list", "data": cards})
 
-    async def get(self, request: Request) -> Response:
+    async def get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         version = self._versions().get(name)
         if version is None:
@@ -84,10 +85,56 @@ class Models:
             name: str(value).removeprefix("torch.") for name, value in values.items() if value is not None
         }
 
+    async def not_supported(self, request: Request) -> Response:
+        raise OpenAIRequestError(
+            404,
+            f"{request.method} {request.url.path} is not supported by this engine; use {_SUPPORTED}",
+            code="unknown_url",
+        )
 
-async def _not_supported(request: Request) -> Response:
-    raise OpenAIRequestError(
-        404,
-        f"{request.method} {request.url.path} is not supported by this engine; use {_SUPPORTED}",
-        code="unknown_url",
-    )
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "Answers a conversation, whole or as a stream of events.",
+        OpenAIRoutes.chat,
+        ChatCompletions,
+        statuses=(404,),
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continues texts or token ids, whole or as a stream of events.",
+        OpenAIRoutes.completions,
+        Completions,
+        statuses=(404,),
+    ),
+    Operation(
+        "POST",
+        "/generate",
+        "SGLang's request: token ids or texts in, token ids and logprobs out.",
+        OpenAIRoutes.generate,
+        Generate,
+        statuses=(404,),
+    ),
+    Operation(
+        "GET", "/v1/models", "The names that can be sampled, with their versions.", OpenAIRoutes.list_models
+    ),
+    Operation("GET", "/v1/models/{model:path}", "One of them.", OpenAIRoutes.get_model, statuses=(404,)),
+    *(
+        Operation(
+            method, "/v1/{rest:path}", "Not supported.", OpenAIRoutes.not_supported, include_in_schema=False
+        )
+        for method in _METHODS
+    ),
+)
+
+
+def openai_routes(backend: OpenAIBackend, parser: str) -> list[Operation]:
+    """`parser`: see `OpenAIRoutes`."""
+    routes = OpenAIRoutes(backend, parser)
+    return [
+        replace(operation, handler=with_openai_errors(partial(operation.handler, routes)))
+        for operation in OPERATIONS
+    ]

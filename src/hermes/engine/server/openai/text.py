@@ -21,6 +21,7 @@ from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
 from hermes.models.render.escape import Rendered
 from hermes.models.render.template import encode
+from hermes.models.tokens.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -193,13 +194,10 @@ class IncrementalDetokenizer:
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        return open_tokenizer(source)
     except (OSError, ValueError, KeyError):
         return None
-    return tokenizer
 
 
 def is_single_prompt(prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> bool:

@@ -1,26 +1,26 @@
-"""The API's description, derived from its table of operations: an OpenAPI document, and an HTML page of it.
+"""The description of an API, derived from its table of operations: an OpenAPI document and an HTML page.
 
-The page loads nothing from elsewhere.
+The same table makes the routes. The page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes import __version__
 from hermes.core.json import JSONObject
 
-_TITLE = "Hermes trajectory API"
+JSON = "application/json"
 _REFERENCE = "#/components/schemas/{model}"
+_PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,11 @@ class Operation:
     method: str
     path: str
     summary: str
-    handler: Callable[[Any, Request], Awaitable[Response]]
-    """A method of the class that holds the handlers."""
+    handler: Callable[..., Awaitable[Response]]
+    """Takes the request; a function of a class is bound by who makes the routes."""
     body: type[BaseModel] | None = None
+    envelope: type[BaseModel] | None = None
+    """Its fields are in the body, too."""
     many: bool = False
     """The body is a list of `body`."""
     query: tuple[tuple[str, JSONObject, str], ...] = ()
@@ -41,33 +43,44 @@ class Operation:
     """Name and description of each request header."""
     statuses: tuple[int, ...] = ()
     """Status codes in addition to those of every operation with a body or query."""
-    content_type: str = "application/json"
+    content_type: str = JSON
+    """Of the response."""
+    body_content_type: str = JSON
+    """Another one than JSON: the body is bytes."""
     include_in_schema: bool = True
 
 
 _STATUS_MEANINGS = {
     200: "success",
-    400: "the body is not valid gzip",
+    302: "the address of the content",
+    400: "the request cannot be carried out, or its body is not valid gzip",
     401: "a token is required",
     403: "the request's host or origin is not allowed",
     404: "unknown id",
+    408: "not ready yet; ask again",
     413: "the body is too large",
     422: "invalid request; `detail` names the field",
-    503: "the queue is full, or the disk failed; try again later",
+    503: "the server is full, or the disk failed; try again later",
 }
 
 
-def document(operations: Sequence[Operation]) -> JSONObject:
+def document(title: str, operations: Sequence[Operation]) -> JSONObject:
     """The OpenAPI document."""
     documented = [operation for operation in operations if operation.include_in_schema]
-    models = dict.fromkeys(operation.body for operation in documented if operation.body is not None)
+    models = dict.fromkeys(
+        model
+        for operation in documented
+        for model in (operation.body, operation.envelope)
+        if model is not None
+    )
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
     paths: JSONObject = {}
     for operation in documented:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+        path = _PATH_PARAMETER.sub(r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _describe(operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": _TITLE, "version": __version__},
+        "info": {"title": title, "version": __version__},
         "paths": paths,
         "components": {
             "schemas": definitions["$defs"],
@@ -81,7 +94,17 @@ def document(operations: Sequence[Operation]) -> JSONObject:
 
 
 def _describe(operation: Operation) -> JSONObject:
-    parameters = [
+    parameters: list[JSONObject] = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+            "description": "part of the path",
+        }
+        for name, _ in _PATH_PARAMETER.findall(operation.path)
+    ]
+    parameters += [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
         for name, schema, text in operation.query
     ]
@@ -96,7 +119,7 @@ def _describe(operation: Operation) -> JSONObject:
         for name, text in operation.headers
     ]
     description: JSONObject = {
-        "operationId": f"{operation.method.lower()}{operation.path.replace('/', '_').replace('-', '_')}",
+        "operationId": operation.method.lower() + re.sub(r"\W+", "_", operation.path).rstrip("_"),
         "summary": operation.summary,
         "parameters": parameters,
         "responses": {
@@ -106,18 +129,29 @@ def _describe(operation: Operation) -> JSONObject:
             },
         },
     }
-    if operation.body is not None:
-        body: JSONObject = {"$ref": _REFERENCE.format(model=operation.body.__name__)}
-        body = {"type": "array", "items": body} if operation.many else body
-        description["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if operation.body is not None or operation.query:
+    body = _body_schema(operation)
+    if body is not None:
+        content: JSONObject = {operation.body_content_type: {"schema": body}}
+        description["requestBody"] = {"required": True, "content": content}
+    if body is not None or operation.query:
         description["responses"] |= {
             str(code): {"description": _STATUS_MEANINGS[code]} for code in (400, 413, 422)
         }
     return description
 
 
-def page(operations: Sequence[Operation]) -> str:
+def _body_schema(operation: Operation) -> JSONObject | None:
+    if operation.body_content_type != JSON:
+        return {"type": "string", "format": "binary"}
+    models = [model for model in (operation.body, operation.envelope) if model is not None]
+    references: list[JSONObject] = [{"$ref": _REFERENCE.format(model=model.__name__)} for model in models]
+    if not references:
+        return None
+    schema = references[0] if len(references) == 1 else {"allOf": references}
+    return {"type": "array", "items": schema} if operation.many else schema
+
+
+def page(title: str, operations: Sequence[Operation]) -> str:
     """The same as HTML."""
     rows = "".join(
         f"<tr><td>{operation.method}</td><td><code>{html.escape(operation.path)}</code></td>"
@@ -127,13 +161,13 @@ def page(operations: Sequence[Operation]) -> str:
     )
     schemas = "".join(
         f"<h2 id='{name}'>{name}</h2><pre>{html.escape(json.dumps(schema, indent=2))}</pre>"
-        for name, schema in document(operations)["components"]["schemas"].items()
+        for name, schema in document(title, operations)["components"]["schemas"].items()
     )
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_TITLE}</title>"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
         "<style>body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
         "td,th{text-align:left;padding:.2rem .8rem .2rem 0;vertical-align:top}</style>"
-        f"<h1>{_TITLE}</h1><p>As an OpenAPI document: <a href=/openapi.json>/openapi.json</a></p>"
+        f"<h1>{html.escape(title)}</h1><p>As an OpenAPI document: <a href=/openapi.json>/openapi.json</a></p>"
         f"<table><tr><th>Method<th>Path<th>Summary<th>Body</tr>{rows}</table>{schemas}</html>"
     )
 
