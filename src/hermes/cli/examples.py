@@ -13,8 +13,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --html report.html",
     ),
     "compress": (
-        "hermes compress --target-max-tokens 8000",
-        "hermes compress --input data.jsonl --output short.jsonl",
+        "hermes compress data.jsonl --target-max-tokens 8000",
+        "hermes compress 'run=first reward>=0.5' --output short.jsonl",
     ),
     "config": (
         "hermes config show",
