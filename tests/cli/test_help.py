@@ -122,6 +122,8 @@ def test_completion_scripts_and_versions() -> None:
         (["rl", "prefligth"], "preflight"),
         (["trajectories", "list", "--limt", "3"], "--limit"),
         (["export", "--format", "sharegtp", "--output", "x.jsonl"], "sharegpt"),
+        (["trajectories", "list", "--source", "chta"], "chat"),
+        (["trajectories", "list", "--outcome", "complted"], "completed"),
     ],
 )
 def test_a_slip_is_answered_with_the_nearest_name(arguments: list[str], suggestion: str) -> None:

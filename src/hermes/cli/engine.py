@@ -151,6 +151,7 @@ def serve(
     import os
     import sys
 
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.paths import home
     from hermes.engine.info import EngineOptions
     from hermes.engine.server.main import ServerOptions, serve
@@ -199,6 +200,7 @@ def serve(
         serve(options, announce)
     finally:
         sign.stop()
+    report_stop("engine serve")
 
 
 @engine.command()

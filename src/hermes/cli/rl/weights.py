@@ -82,6 +82,7 @@ def weights(
 @stored_variables
 def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights as the model `policy` over the OpenAI API."""
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.environment import without_stored
     from hermes.config.load import load
     from hermes.rl.run import find_run
@@ -95,6 +96,7 @@ def serve(run_id: str, port: int | None) -> None:
         return
     if run.config()["run"]["service"]:
         serve_service(run, port, click.echo)
+        report_stop("rl serve")
         return
     command = serve_command(run, port)
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})

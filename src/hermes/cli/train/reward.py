@@ -45,6 +45,7 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
 
     POST /pooling, as the `preference` environment asks.
     """
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
     from hermes.training.preference.serve import TOKEN_VARIABLE
     from hermes.training.preference.serve import serve as serve_http
@@ -53,6 +54,7 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
     scorer = _scorer(config, name, base_url)
     token = config.environ.get(TOKEN_VARIABLE) or None
     serve_http(scorer, name, host, port, token, lambda url: click.echo(f"reward model {name} at {url}"))
+    report_stop("reward serve")
 
 
 @reward.command()
