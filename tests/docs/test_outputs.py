@@ -15,7 +15,10 @@ from tests.docs.scripts import load_script
 
 outputs = load_script("outputs")
 PAGES = outputs.marked_pages()
-QUICK = ("howto/settings.md", "howto/delete.md", "howto/own-reward.md")
+QUICK = (
+    *("agent-tools.md", "batch-ray.md", "command-line.md", "compat.md", "papers.md", "parsers.md"),
+    *("howto/delete.md", "howto/own-reward.md", "howto/settings.md", "howto/several-machines.md"),
+)
 """Pages that every test run checks; the others are checked nightly, with the marks that need the model."""
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
 NO_OUTPUT = {

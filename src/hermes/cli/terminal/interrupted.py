@@ -75,7 +75,7 @@ STOPPED: dict[str, str] = {
     "engine serve": "checkpoints are kept; clients resume from them once the same command runs again",
     "reward serve": "scores are not stored; the same command serves the model again",
     "rl serve": "weights are kept; the same command serves them again",
-    "web": "ratings and runs are kept, and runs continue; its jobs have ended; the same command serves it again",
+    "web": "ratings and runs are kept, and runs continue; its own jobs end; the same command serves it again",
 }
 """By server: what is left when it was stopped, and how to go on."""
 
