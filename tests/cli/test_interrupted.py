@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hermes.cli.main import cli
 from hermes.cli.terminal.interrupted import KEPT, STOPPED
 from hermes.store import Reader, Writer
 from tests import records
+from tests.cli.leaves import leaf_commands
 from tests.cli.process import PASSED_ON
 from tests.cli.terminal import hermes_terminal
 from tests.waiting import wait_until
@@ -63,20 +63,9 @@ BY_THEMSELVES = {
 """Commands that print the line themselves, and where that is tested."""
 
 
-def _commands(command: click.Command, path: tuple[str, ...]) -> Iterator[str]:
-    if not isinstance(command, click.Group):
-        yield " ".join(path)
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        subcommand = command.get_command(context, name)
-        assert subcommand is not None
-        yield from _commands(subcommand, (*path, name))
-
-
 def test_every_command_says_what_ctrl_c_leaves() -> None:
     sentences = {*KEPT, *STOPPED, *READING, *BY_THEMSELVES}
-    names = list(_commands(cli, ()))
+    names = list(leaf_commands(cli))
     assert len(names) > 80
     assert [name for name in names if name not in sentences and name.partition(" ")[0] not in KEPT] == []
 

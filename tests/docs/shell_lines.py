@@ -140,13 +140,17 @@ def _problem(words: list[str], is_mention: bool) -> str | None:
 
 def _hermes_problem(words: list[str], is_mention: bool) -> str | None:
     end = next((i for i, word in enumerate(words) if word.startswith(PLACEHOLDERS) or "|" in word), None)
+    if end is not None and "|" not in words[: end + 1]:
+        problem = _optional_problem(words, end)
+        if problem is not None:
+            return problem
     words = words[:end]
     problem = command_problem(words)
     if problem and not ((end is not None or is_mention) and problem.endswith("needs a value")):
         return problem
-    former = _former_names(words)
+    former = _former_problem(words)
     if former:
-        return f"{former[0]} is a former name of {former[1]}"
+        return former
     if words[:2] in (["config", "set"], ["config", "get"]) and len(words) > 2:
         return _setting_problem(words[2])
     fields = [word for word in words if word.startswith(("--env.", "--openai."))]
@@ -158,8 +162,33 @@ def _hermes_problem(words: list[str], is_mention: bool) -> str | None:
     return next((problem for problem in problems if problem is not None), None)
 
 
-def _former_names(words: list[str]) -> tuple[str, str] | None:
-    """The first option that is written with a name that help no longer lists, and its name now."""
+def _optional_problem(words: list[str], end: int) -> str | None:
+    """Of the options that a line of usage has in brackets, from the word at `end` on."""
+    path = _command_path(words[:end])
+    for flag in re.findall(r"(?<!\S)\[(--[a-z-]+)", " ".join(words[end:])):
+        problem = command_problem([*path, flag, "VALUE"]) or _former_problem([*path, flag])
+        if problem:
+            return problem
+    return None
+
+
+def _command_path(words: list[str]) -> list[str]:
+    """The words that name the command."""
+    command: click.Command = cli
+    path: list[str] = []
+    for word in words:
+        subcommand = (
+            command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        )
+        if subcommand is None:
+            break
+        command = subcommand
+        path.append(word)
+    return path
+
+
+def _former_problem(words: list[str]) -> str | None:
+    """Of the first option that is written with a name that help no longer lists."""
     command: click.Command = cli
     for word in words:
         context = click.Context(command)
@@ -167,7 +196,7 @@ def _former_names(words: list[str]) -> tuple[str, str] | None:
             command = command.get_command(context, word) or command
         for option in command.params:
             if isinstance(option, RenamedOption) and word.partition("=")[0] in option.opts[1:]:
-                return word, option.opts[0]
+                return f"{word} is a former name of {option.opts[0]}"
     return None
 
 

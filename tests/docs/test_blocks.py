@@ -131,6 +131,7 @@ def test_an_indented_block_is_noticed(tmp_path: Path) -> None:
 
 
 GOOD_LINES = (
+    "hermes skills learn RUN [--name N] [--output DIR]",
     "cat report.txt | hermes -q Summarise",
     "CUDA_VISIBLE_DEVICES=1 hermes rl start --env calculator --set seed=1",
     "hermes env process calculator --env.total_steps 2",
@@ -149,4 +150,6 @@ BAD_LINES = (
     "python -m hermes.nothing",
     "curl http://127.0.0.1:8001/v1/x -d '{model: 3}'",
     "hremes doctor",
+    "hermes skills learn RUN [--name N] [--out DIR]",
+    "hermes skills learn RUN [--nam N]",
 )

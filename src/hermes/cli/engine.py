@@ -16,9 +16,10 @@ _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
     click.option(
         "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
         show_default=True,
-        help="auto, cpu or cuda (the first GPU that CUDA_VISIBLE_DEVICES shows).",
+        help="cuda is the first GPU that CUDA_VISIBLE_DEVICES shows; auto uses it if there is one.",
     ),
     click.option(
         "--dtype",

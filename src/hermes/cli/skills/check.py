@@ -37,7 +37,9 @@ def check(
     run_blocks: bool,
     as_json: bool,
 ) -> None:
-    """Check that what skills name exists: imports, arguments, options, configuration keys.
+    """Check that what skills name exists.
+
+    Imports, arguments, options of commands and configuration keys are looked up.
 
     A package is read from this interpreter where it is installed at the pinned version, else from its
     wheel or source distribution, which is downloaded to the cache and never unpacked or executed. --run
