@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
-from hermes.cli.terminal.waiting import Waiting
+from hermes.cli.terminal.waiting import Waiting, waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
@@ -267,7 +267,8 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
     """
     from hermes.engine.server.client import import_adapter
 
-    adapter = import_adapter(url, folder, name or folder.absolute().name)
+    with waiting(f"sending {folder}"):
+        adapter = import_adapter(url, folder, name or folder.absolute().name)
     if as_json:
         click.echo(json.dumps(adapter, indent=2))
         return
@@ -304,7 +305,9 @@ def bench(model: str, device: str, dtype: str, quantize: str | None, baseline: b
     from hermes.engine.info import EngineOptions
 
     folder, _ = _find_model(model)
-    report = measure(EngineOptions(folder, device=device, dtype=dtype, quantize=quantize), baseline=baseline)
+    options = EngineOptions(folder, device=device, dtype=dtype, quantize=quantize)
+    with waiting(f"measuring {model}"):
+        report = measure(options, baseline=baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 

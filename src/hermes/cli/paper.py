@@ -55,6 +55,7 @@ def new(
     Tables with intervals, curves, configuration, machine, compute and the reproducibility checklist
     come from the record. What the record cannot say (the idea, the related work) is marked \\todo.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.paper.compile import compile_pdf
     from hermes.paper.project import PaperOptions, write_project
@@ -62,8 +63,10 @@ def new(
 
     records = read_records(load().home, run_ids)
     folder = out or Path(f"paper-{records[0].run_id}")
-    project = write_project(folder, records, PaperOptions(venue, title, authors, cited, offline))
-    document = compile_pdf(folder) if pdf else None
+    with waiting(f"writing {folder}"):
+        project = write_project(folder, records, PaperOptions(venue, title, authors, cited, offline))
+    with waiting(f"compiling {folder}"):
+        document = compile_pdf(folder) if pdf else None
     if as_json:
         values = {"folder": str(folder), "files": project, "pdf": str(document) if document else None}
         click.echo(json.dumps(values, ensure_ascii=False))

@@ -55,6 +55,7 @@ def weights(
 
     RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.weights.export import base_quantization, export_adapter, export_gguf, export_merged
     from hermes.rl.weights.source import find_source
@@ -63,7 +64,8 @@ def weights(
     source = find_source(load(), name, step, base_url)
     if into is not None and output is None:
         output = into / source.run_id
-    path = export(source, output)
+    with waiting(f"writing the weights of {source.run_id}"):
+        path = export(source, output)
     adapter = path if form == "peft" else source.adapter_folder
     if (kind := base_quantization(adapter)) is not None:
         click.echo(

@@ -14,12 +14,14 @@ def doctor(as_json: bool) -> None:
 
     Exits with 1 only if something is missing that Hermes cannot work without.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
     from hermes.safety.text import printable
     from hermes.sandbox.checks import sandbox_checks
 
-    checks = [*examine(), *sandbox_checks()]
+    with waiting("checking this machine"):
+        checks = [*examine(), *sandbox_checks()]
     failed = any(check.status is CheckStatus.FAIL for check in checks)
     if as_json:
         import json

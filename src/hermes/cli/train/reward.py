@@ -68,12 +68,15 @@ def score(name: str, targets: tuple[str, ...], base_url: str | None, as_json: bo
 
     TARGETS are files of any export, or ids of trajectories.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
 
     config = load()
-    scorer = _scorer(config, name, base_url)
+    with waiting(f"opening {name}"):
+        scorer = _scorer(config, name, base_url)
     for example in _examples(config, targets):
-        scored = scorer.score(example.messages, example.tools)
+        with waiting(f"scoring {example.id}"):
+            scored = scorer.score(example.messages, example.tools)
         if as_json:
             click.echo(json.dumps({"id": example.id, "score": scored.score, "spread": scored.spread}))
         else:
