@@ -137,11 +137,13 @@ def _print_list(skills: Sequence[Skill], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([skill.to_json() for skill in skills], ensure_ascii=False))
         return
+    from hermes.safety.columns import wrapped
+
     if not skills:
         click.echo("no skill fits; 'hermes skills browse' lists all")
     for skill in skills:
         _echo(f"{skill.category}/{skill.name}{'' if skill.origin.value == 'bundled' else '  (yours)'}")
-        _echo(f"    {skill.description}")
+        _echo(wrapped(f"    {skill.description}"))
 
 
 def _echo(text: str, *, err: bool = False) -> None:
