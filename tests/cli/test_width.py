@@ -1,4 +1,4 @@
-"""What commands print at a terminal of 80 columns: nothing is wider, and colour follows NO_COLOR and TERM."""
+"""At a terminal of 80 columns: no line is wider, tall output is paged, colour follows NO_COLOR and TERM."""
 
 from __future__ import annotations
 
@@ -67,6 +67,12 @@ def test_no_command_is_wider_than_80_columns(sample_home: Path) -> None:
     lines = [line.rpartition("\r")[2] for line in _COLOUR.sub("", _OTHER.sub("", text)).split("\r\n")]
     assert len(lines) > 150, text[-2000:]
     assert [line for line in lines if len(line) > 80] == []
+
+
+def test_output_taller_than_the_terminal_goes_through_the_pager(sample_home: Path) -> None:
+    tall, short = ("trajectories show last",), ("policy list",)
+    assert "paged>" in shown(sample_home, tall, PAGER="sed s/^/paged>/", LINES="8")
+    assert "paged>" not in shown(sample_home, short, PAGER="sed s/^/paged>/")
 
 
 def test_colour_follows_the_terminal_and_no_color(sample_home: Path) -> None:
