@@ -87,7 +87,7 @@ def latest_rating(record: Record) -> float | None:
     ratings = [rating for rating in record.ratings if rating.kind in _SCALE and rating.id not in replaced]
     people = [rating for rating in ratings if rating.source is RaterSource.PERSON]
     latest = next(reversed(people or ratings), None)
-    return latest and _SCALE[latest.kind](latest.value)
+    return None if latest is None else _SCALE[latest.kind](latest.value)
 
 
 def to_row(record: Record) -> JSONObject:
