@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.process import failure, hermes
-from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
+from tests.fakes.provider import FakeProvider, Reply, status, text, tool_calls
 
 WRONG = {"small": ("What is 3 + 3?", "What is 4 + 4?"), "<b>large</b>": ("What is 4 + 4?",)}
 
@@ -167,3 +168,20 @@ def test_an_unknown_flag_is_named(bench: Bench) -> None:
     done = bench("--no-such-flag")
     assert done.returncode == 2
     assert "No such option '--no-such-flag'" in done.stderr
+
+
+def test_a_model_whose_key_is_refused_leaves_the_table_of_the_others(tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        return status(401) if request["model"] == "refused" else text("The answer is 6.")
+
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "What is 3 + 3?", "expected": 6}\n')
+    with FakeProvider(reply) as provider:
+        done = hermes(
+            tmp_path / "home",
+            *("bench", "--dataset-file", str(tmp_path / "tasks.jsonl"), "--models", "good,refused"),
+            *("--output-dir", str(tmp_path / "data"), "--base-url", provider.base_url),
+            *("--toolsets", "math", "--num-workers", "1"),
+        )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"good .*100", done.stdout), done.stdout
+    assert "refused" in done.stdout and "401" in done.stdout + done.stderr

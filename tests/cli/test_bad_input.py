@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from hermes.cli.main import cli
 from hermes.errors import HermesError
+from tests.cli.leaves import leaf_commands
 
 ABSENT = "http://127.0.0.1:9"
 BATCH = "batch --dataset-file tasks.jsonl --run-name r"
@@ -130,6 +131,85 @@ TABLE = [
     ("trajectories delete last --source chat", 2, "ids and filters exclude each other", "choose one"),
     ("trajectories score --reward missing.py:reward", 2, "there is no file missing.py", "file.py:function"),
     ("trajectories score --reward good.py:nothing", 2, "no function 'nothing'", "it has: reward"),
+    ("api --port 99999", 2, "99999 is not in the range", "hermes api --help"),
+    ("api --host 0.0.0.0", 2, "refusing to listen on 0.0.0.0 without a token", "HERMES_API_TOKEN"),
+    ("api --state-dir good.py", 2, "Directory 'good.py' is a file", "hermes api --help"),
+    ("batch list extra", 2, "unexpected extra argument", "hermes batch list --help"),
+    ("compress", 2, "no input is named", "hermes compress FILE"),
+    ("compress missing.jsonl", 2, "'missing.jsonl' is no file, no folder", "name one of these"),
+    ("config path extra", 2, "unexpected extra argument", "hermes config path --help"),
+    ("config show extra", 2, "unexpected extra argument", "hermes config show --help"),
+    ("doctor extra", 2, "unexpected extra argument", "hermes doctor --help"),
+    (f"engine adapters --service {ABSENT}", 1, f"no engine answers at {ABSENT}", "hermes engine serve"),
+    ("engine bench --device gpuu", 2, "'gpuu' is not one of", "hermes engine bench --help"),
+    ("engine serve --device gpuu", 2, "'gpuu' is not one of", "hermes engine serve --help"),
+    ("env check missing.py", 2, "there is no environment file missing.py", "hermes env list"),
+    ("env check calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("env debug calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("env evaluate calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("env list extra", 2, "there is no folder extra", "environment files"),
+    ("env process", 2, "Missing argument 'ENVIRONMENT'", "hermes env process --help"),
+    ("env process calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("env process calculator --env.group_siz 3", 2, "no flag --env.group_siz", "--env.group_size"),
+    ("env process calculator --env.group_size many", 2, "--env.group_size is 'many'", "--help"),
+    ("env serve calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("env verifiers install --version", 2, "'--version' requires an argument", "requires"),
+    ("improve", 2, "there are no new ratings to learn from", "hermes rate queue"),
+    ("improve --method nothing", 2, "'nothing' is not one of 'dpo'", "hermes improve --help"),
+    ("memory list extra", 2, "unexpected extra argument", "hermes memory list --help"),
+    ("paper check missing", 2, "Directory 'missing' does not exist", "hermes paper check --help"),
+    ("paper new --run missing", 2, "there is no run with metrics called 'missing'", "hermes rl runs"),
+    ("policy compare nothing base", 2, "Missing option '-q'", "hermes policy compare --help"),
+    ("policy list extra", 2, "unexpected extra argument", "hermes policy list --help"),
+    ("policy serve nothing", 2, "'nothing' matches no policy", "hermes policy list"),
+    ("quickstart nothing", 2, "'nothing' is not 'feedback'", "hermes quickstart --help"),
+    ("rate auto", 2, "name one rater", "hermes rate auto --help"),
+    ("rate auto --reward missing.py:reward", 2, "there is no file missing.py", "file.py:function"),
+    ("rate queue", 2, "the queue 'default' is empty", "hermes -q"),
+    ("rate queue --mode nothing", 2, "'nothing' is not one of 'thumb'", "hermes rate queue --help"),
+    ("rate stats extra", 2, "unexpected extra argument", "hermes rate stats --help"),
+    ("reward score nothing last", 2, "there is no reward model called 'nothing'", "hermes train reward"),
+    ("reward serve nothing", 2, "there is no reward model called 'nothing'", "hermes train reward"),
+    ("rl agent", 2, "no task", "hermes rl"),
+    ("rl alerts nothing", 2, "there is no run 'nothing'", "hermes web"),
+    ("rl config --env calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("rl diff nothing other", 2, "there is no run 'nothing'", "hermes web"),
+    ("rl doctor nothing", 2, "there is no run 'nothing'", "hermes rl runs"),
+    ("rl list extra", 2, "unexpected extra argument", "hermes rl list --help"),
+    ("rl plan --gpu nothing", 2, "there are no figures for the GPU 'nothing'", "h200"),
+    ("rl plan --model nowhere/model", 2, "the size of 'nowhere/model' is unknown", "Qwen/Qwen3-8B"),
+    ("rl preflight", 2, "no environment is selected", "hermes rl select NAME"),
+    ("rl preflight --env calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("rl results nothing", 2, "there is no run 'nothing'", "hermes rl runs"),
+    ("rl resume nothing", 2, "there is no run 'nothing'", "hermes rl runs"),
+    ("rl runs extra", 2, "unexpected extra argument", "hermes rl runs --help"),
+    ("rl select calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("rl serve nothing", 2, "there is no run 'nothing'", "hermes rl runs"),
+    ("rl stop nothing", 2, "there is no run 'nothing'", "hermes rl runs"),
+    ("rl sweep --env calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("rl sweep --env calculator --set nothing=1", 2, "there is no field 'nothing'", "hermes rl config"),
+    ("rl test --env calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),
+    ("skills browse extra", 2, "unexpected extra argument", "hermes skills browse --help"),
+    ("skills check nothing", 2, "there is no skill 'nothing'", "hermes skills browse"),
+    ("skills install missing", 2, "'missing' is neither a bundled skill", "hermes skills browse"),
+    ("skills learn nothing", 2, "'nothing' matches no trajectory", "hermes trajectories list"),
+    ("skills search", 2, "Missing argument 'QUERY...'", "hermes skills search --help"),
+    ("skills view axolot", 2, "there is no skill 'axolot'", "Did you mean axolotl?"),
+    ("templates list extra", 2, "unexpected extra argument", "hermes templates list --help"),
+    ("tools extra", 2, "unexpected extra argument", "hermes tools --help"),
+    ("train dpo missing.jsonl", 2, "'missing.jsonl' does not exist", "hermes train dpo --help"),
+    ("train grpo --config broken.yaml", 2, "broken.yaml:2:1", "repair it"),
+    (f"train grpo --service {ABSENT}", 1, f"no engine answers at {ABSENT}", "hermes engine serve"),
+    ("train kto missing.jsonl", 2, "'missing.jsonl' does not exist", "hermes train kto --help"),
+    ("train ppo --epochs 0", 2, "0 is not in the range", "hermes train ppo --help"),
+    ("train reward missing.jsonl", 2, "'missing.jsonl' does not exist", "hermes train reward --help"),
+    ("train rlhf", 2, "Missing option '--reward-model'", "hermes train rlhf --help"),
+    ("trajectories list --source chta", 2, "--source: no trajectory has 'chta'", "did you mean 'chat'?"),
+    ("trajectories redact --since yesterday", 2, "'yesterday' is not a time", "7d"),
+    ("trajectories search", 2, "Missing argument 'WORDS...'", "hermes trajectories search --help"),
+    ("trajectories stats --outcome complted", 2, "has 'complted'", "did you mean 'completed'?"),
+    ("web --host 0.0.0.0", 2, "refusing to listen on 0.0.0.0 without a token", "HERMES_WEB_TOKEN"),
+    ("web --port 99999", 2, "99999 is not in the range", "hermes web --help"),
 ]
 
 
@@ -161,6 +241,13 @@ def refusal(arguments: list[str]) -> tuple[int, str, str]:
     if error is not None and not isinstance(error, SystemExit):
         raise error
     return done.exit_code, done.output, done.output
+
+
+def test_every_command_is_in_the_table() -> None:
+    lines = [row[0] for row in TABLE]
+    names = list(leaf_commands(cli))
+    assert len(names) > 80
+    assert [name for name in names if not any(f"{line} ".startswith(f"{name} ") for line in lines)] == []
 
 
 @pytest.mark.parametrize(("line", "exit_code", "sentence", "fix"), TABLE, ids=[row[0] for row in TABLE])

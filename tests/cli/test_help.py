@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 from hermes.cli.examples import EXAMPLES
 from hermes.cli.main import COMMANDS, cli
+from hermes.cli.options import RenamedOption
 
-OTHERS = ("skills", "web", "paper")
-"""Commands that have help texts of their own style."""
 FRAGMENTS = ("Of ", "Or ", "Or: ", "Per ", "Like ", "Beside ", "Default: ", "With --")
 
 
@@ -32,7 +31,7 @@ def _with_subcommands(name: str, command: click.Command) -> Iterator[tuple[str, 
         yield from _with_subcommands(f"{name} {subcommand.name}", subcommand)
 
 
-ALL = {name: command for name, command in commands() if name.partition(" ")[0] not in OTHERS}
+ALL = dict(commands())
 
 
 def shown_options(command: click.Command) -> Iterator[click.Option]:
@@ -70,7 +69,7 @@ def test_every_command_answers_to_h_and_its_summary_is_not_cut() -> None:
             assert not summary.endswith("..."), (name, subcommand.name, summary)
 
 
-@pytest.mark.parametrize("name", sorted(name for name in COMMANDS if name not in OTHERS))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_an_example(name: str) -> None:
     done = CliRunner().invoke(cli, [name, "-h"], prog_name="hermes")
     assert re.search(rf"^ .*hermes {name}", done.output, re.MULTILINE), done.output
@@ -101,6 +100,38 @@ def _parse(group: click.Group, words: list[str], line: str) -> None:
         assert "does not exist" in error.message, (line, error.message)  # a file of the example
 
 
+FLAGS_OF_THINGS = {
+    "--out": "--output",
+    "--url": "--service, or --base-url of a server of models",
+    "--toolset": "--toolsets",
+    "--steps": "--num-steps",
+    "--environments": "--env-replicas",
+    "--environment": "--env",
+    "--max-iterations": "--max-turns",
+    "--endpoint": "--base-url",
+    "--server": "--service",
+    "--force-yes": "--yes",
+}
+"""A second name of a thing → the flag that it has in every command."""
+
+
+def test_the_same_thing_has_the_same_flag_in_every_command() -> None:
+    second_names = [
+        f"hermes {name} {flag}: {FLAGS_OF_THINGS[flag]}"
+        for name, command in ALL.items()
+        for option in shown_options(command)
+        for flag in (option.opts[:1] if isinstance(option, RenamedOption) else option.opts)
+        if flag in FLAGS_OF_THINGS
+    ]
+    assert second_names == []
+
+
+def test_commands_about_the_selected_environment_can_select_it() -> None:
+    for name in ("config", "preflight", "start", "sweep", "test"):
+        flags = {flag for option in ALL[f"rl {name}"].params for flag in option.opts}
+        assert "--env" in flags and "--json" in flags, name
+
+
 def test_completion_scripts_and_versions() -> None:
     runner = CliRunner()
     for shell in ("zsh", "fish"):  # bash's script asks the installed bash for its version
@@ -122,6 +153,8 @@ def test_completion_scripts_and_versions() -> None:
         (["rl", "prefligth"], "preflight"),
         (["trajectories", "list", "--limt", "3"], "--limit"),
         (["export", "--format", "sharegtp", "--output", "x.jsonl"], "sharegpt"),
+        (["trajectories", "list", "--source", "chta"], "chat"),
+        (["trajectories", "list", "--outcome", "complted"], "completed"),
     ],
 )
 def test_a_slip_is_answered_with_the_nearest_name(arguments: list[str], suggestion: str) -> None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import click
+import pytest
 
 from hermes.cli.main import cli
-from hermes.cli.terminal.interrupted import KEPT
+from hermes.cli.terminal.interrupted import KEPT, STOPPED
 from hermes.store import Reader, Writer
 from tests import records
+from tests.cli.leaves import leaf_commands
+from tests.cli.process import PASSED_ON
 from tests.cli.terminal import hermes_terminal
+from tests.waiting import wait_until
 
 SLOW_RATER = """
 import asyncio, pathlib
@@ -28,6 +36,65 @@ async def reward(ctx):
         await asyncio.sleep(600)
     return 1.0
 """
+
+
+READING = {
+    *("batch list", "batch status", "completion", "config get", "config path", "config show"),
+    *("engine adapters", "engine models", "env list", "memory list", "memory show", "models", "paper check"),
+    *(
+        "policy list",
+        "policy show",
+        "rate list",
+        "rate stats",
+        "rl alerts",
+        "rl diff",
+        "rl doctor",
+        "rl list",
+    ),
+    *("rl plan", "rl results", "rl runs", "rl status", "skills browse", "skills search", "skills view"),
+    *("templates list", "templates show", "tools", "trajectories diff", "trajectories list"),
+    *("trajectories redact", "trajectories search", "trajectories show", "trajectories stats"),
+}
+"""Commands that change nothing, which is what they say."""
+BY_THEMSELVES = {
+    "compress": "tests/data/compress/test_command.py",
+    "policy serve": "becomes engine serve",
+}
+"""Commands that print the line themselves, and where that is tested."""
+
+
+def test_every_command_says_what_ctrl_c_leaves() -> None:
+    sentences = {*KEPT, *STOPPED, *READING, *BY_THEMSELVES}
+    names = list(leaf_commands(cli))
+    assert len(names) > 80
+    assert [name for name in names if name not in sentences and name.partition(" ")[0] not in KEPT] == []
+
+
+def _answers(url: str) -> bool:
+    with suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("arguments", [("api",), ("api", "--state-dir", "state"), ("web", "--no-open")])
+def test_a_server_that_is_stopped_says_what_is_left(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hermes", *arguments, "--port", "0"],
+        env={**environ, "HERMES_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    address = re.search(r"http://[\w.:]+", process.stdout.readline())
+    assert address is not None
+    wait_until(lambda: _answers(address[0]))
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    name = "api in memory" if arguments == ("api",) else arguments[0]
+    assert process.returncode == 0 and error.strip().endswith(f"stopped; {STOPPED[name]}"), error
 
 
 def test_every_sentence_belongs_to_a_command() -> None:

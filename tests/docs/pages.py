@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [
+    page
+    for page in PAGES
+    if ROOT / "docs" in page.parents
+    and "results" not in page.parts
+    and not page.read_text("utf-8").startswith("<!-- Written by")
+]
+"""Pages of the documentation that are not generated."""
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_SPAN = re.compile(r"(?<!`)`(hermes [^`\n]+)`(?!`)")
+_SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command line of a page."""
-
-    page: Path
-    text: str
-    is_mention: bool
-    """It stands in the text, where an option may be named without its value."""
-
-
-def commands(page: Path) -> Iterator[Command]:
-    """Command lines that start with `hermes`: in shell blocks, and as code in the text."""
-    text = page.read_text("utf-8")
-    for language, block in _FENCE.findall(text):
-        if language in ("sh", "bash"):
-            for line in block.replace("\\\n", " ").splitlines():
-                if re.match(r"(?:[A-Z_]+=\S* )*hermes\b", line.strip()):
-                    yield Command(page, line.strip(), is_mention=False)
-    for span in _SPAN.findall(_FENCE.sub("", text)):
-        yield Command(page, span, is_mention=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +32,29 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     return [Block(language, text) for language, text in _FENCE.findall(page.read_text("utf-8"))]
+
+
+def spans(page: Path) -> list[str]:
+    """What stands in the text as code."""
+    return _SPAN.findall(_FENCE.sub("", page.read_text("utf-8")))
+
+
+def shell_lines(block: Block) -> list[str]:
+    """The command lines of a shell block, each in one piece."""
+    lines = re.sub(r"\s*\\\n\s*", " ", block.text).splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def indented_blocks(page: Path) -> list[str]:
+    """The first lines of blocks of code that are indented instead of fenced."""
+    lines = _FENCE.sub("", page.read_text("utf-8")).splitlines()
+    first_lines = []
+    in_list = False
+    for before, line in zip(["", *lines], lines, strict=False):
+        in_list = bool(re.match(r"\s*([-*]|\d+\.) ", line)) or (in_list and (not line or line[0] == " "))
+        if re.match(r" {4}\S", line) and not before.strip() and not in_list:
+            first_lines.append(line)
+    return first_lines
 
 
 def opening(page: Path) -> str:

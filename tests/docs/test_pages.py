@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from hermes.cli.skills.commands import command_problem
-from tests.docs.pages import PAGES, ROOT, anchors, blocks, cells, commands, links, opening
+from tests.docs.pages import PAGES, ROOT, WRITTEN, anchors, blocks, cells, links, opening
 from tests.docs.scripts import load_script
 
-PLACEHOLDERS = ("…", "...", "|", "[", "<")
 MOST_WORDS = 25
 """Of a cell of a table."""
-
-
-@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
-def test_every_command_and_option_of_a_page_exists(page: Path) -> None:
-    problems = []
-    for command in commands(page):
-        line = command.text.partition("  ")[0]  # in blocks of usage, two spaces begin the explanation
-        words = shlex.split(line, comments=True)
-        words = words[next(index for index, word in enumerate(words) if word == "hermes") + 1 :]
-        end = next((i for i, word in enumerate(words) if word.startswith(PLACEHOLDERS) or "|" in word), None)
-        problem = command_problem(words[:end])
-        if problem and not ((end is not None or command.is_mention) and problem.endswith("needs a value")):
-            problems.append(f"{command.text}: {problem}")
-    assert not problems
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
@@ -61,14 +44,6 @@ def _names(pages: list[Path]) -> list[str]:
 
 # The tables of threats in SECURITY.md are for reviewers, not to learn from.
 LEARNING = [page for page in PAGES if page.name != "SECURITY.md"]
-WRITTEN = [
-    page
-    for page in LEARNING
-    if ROOT / "docs" in page.parents
-    and "results" not in page.parts
-    and not page.read_text("utf-8").startswith("<!-- Written by")
-]
-"""Pages of the documentation that are not generated."""
 TASKS = [page for page in WRITTEN if page.parent.name in ("howto", "tutorials")]
 
 

@@ -56,6 +56,9 @@ QUESTIONS = {
     "trust boundaries": "explanation/trust-boundaries",
 }
 
+SETTLE_MS = (2_000, 15_000)
+"""How long the list of results is given to follow the keys: on a busy machine it shows an earlier word's."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -112,13 +115,16 @@ def test_the_search_finds_the_answer_first(address: str) -> None:
     with chromium() as browser:
         page = browser.new_page()
         for question, expected in QUESTIONS.items():
-            opened = _first_result(page, address, question)
-            if not opened.partition("#")[0].endswith(f"/{expected}.html"):
+            for settle_ms in SETTLE_MS:
+                opened = _first_result(page, address, question, settle_ms)
+                if opened.partition("#")[0].endswith(f"/{expected}.html"):
+                    break
+            else:
                 wrong.append((question, opened))
     assert wrong == []
 
 
-def _first_result(page: Page, address: str, question: str) -> str:
+def _first_result(page: Page, address: str, question: str, settle_ms: int) -> str:
     """The address that Enter opens. The field is out of a script's reach, so a person's keys are used."""
     start = f"{address}/index.html"
     page.goto(start)
@@ -127,7 +133,7 @@ def _first_result(page: Page, address: str, question: str) -> str:
     page.wait_for_timeout(500)
     page.keyboard.type(question)
     for _ in range(60):
-        page.wait_for_timeout(2_000)  # the list follows the keys; Enter opens what it shows first
+        page.wait_for_timeout(settle_ms)  # the list follows the keys; Enter opens what it shows first
         page.keyboard.press("Enter")
         if page.url.partition("?")[0] != start:
             break

@@ -77,6 +77,7 @@ def api(
     import logging
     import os
 
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.server import TrajectoryServerOptions, serve
     from hermes.safety.logs import log_to_stderr
@@ -98,6 +99,7 @@ def api(
         TrajectoryServerOptions(host, port, state_dir, token, no_token, limits),
         lambda address: click.echo(f"trajectory API on {address}, {storage}"),
     )
+    report_stop("api" if state_dir else "api in memory")
 
 
 def run_api() -> None:

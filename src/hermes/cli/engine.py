@@ -10,15 +10,16 @@ from typing import Any
 import click
 
 from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
-from hermes.cli.terminal.waiting import Waiting
+from hermes.cli.terminal.waiting import Waiting, waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
     click.option(
         "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
         default="auto",
         show_default=True,
-        help="auto, cpu or cuda (the first GPU that CUDA_VISIBLE_DEVICES shows).",
+        help="cuda is the first GPU that CUDA_VISIBLE_DEVICES shows; auto uses it if there is one.",
     ),
     click.option(
         "--dtype",
@@ -151,6 +152,7 @@ def serve(
     import os
     import sys
 
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.paths import home
     from hermes.engine.info import EngineOptions
     from hermes.engine.server.main import ServerOptions, serve
@@ -200,6 +202,7 @@ def serve(
         serve(options, announce)
     finally:
         sign.stop()
+    report_stop("engine serve")
 
 
 @engine.command()
@@ -265,7 +268,8 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
     """
     from hermes.engine.server.client import import_adapter
 
-    adapter = import_adapter(url, folder, name or folder.absolute().name)
+    with waiting(f"sending {folder}"):
+        adapter = import_adapter(url, folder, name or folder.absolute().name)
     if as_json:
         click.echo(json.dumps(adapter, indent=2))
         return
@@ -302,7 +306,9 @@ def bench(model: str, device: str, dtype: str, quantize: str | None, baseline: b
     from hermes.engine.info import EngineOptions
 
     folder, _ = _find_model(model)
-    report = measure(EngineOptions(folder, device=device, dtype=dtype, quantize=quantize), baseline=baseline)
+    options = EngineOptions(folder, device=device, dtype=dtype, quantize=quantize)
+    with waiting(f"measuring {model}"):
+        report = measure(options, baseline=baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 

@@ -277,10 +277,12 @@ def install_verifiers(
 
     It is apart from Hermes because verifiers needs an older openai.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.compat.verifiers import interpreter
 
     chosen = (folder or interpreter.default_folder()).expanduser().absolute()
-    python = interpreter.install(chosen, version or interpreter.VERSION, packages)
+    with waiting(f"installing into {chosen}"):
+        python = interpreter.install(chosen, version or interpreter.VERSION, packages)
     if as_json:
         click.echo(json.dumps({"python": str(python)}))
     else:

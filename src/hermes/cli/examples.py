@@ -13,8 +13,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --html report.html",
     ),
     "compress": (
-        "hermes compress --target-max-tokens 8000",
-        "hermes compress --input data.jsonl --output short.jsonl",
+        "hermes compress data.jsonl --target-max-tokens 8000",
+        "hermes compress 'run=first reward>=0.5' --output short.jsonl",
     ),
     "config": (
         "hermes config show",
@@ -43,6 +43,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "improve": ("hermes improve --method dpo",),
     "memory": ("hermes memory list", "hermes memory add 'Answers should be short.'"),
     "models": ("hermes models",),
+    "paper": (
+        "hermes paper new --run RUN --output paper",
+        "hermes paper check paper",
+    ),
     "policy": ("hermes policy list", "hermes policy rollback"),
     "quickstart": ("hermes quickstart",),
     "rate": ("hermes rate last good --comment 'clear'", "hermes rate queue", "hermes rate stats"),
@@ -52,6 +56,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes rl start --env calculator",
         "hermes rl status RUN",
         'hermes rl "Train SmolLM2 on calculator"',
+    ),
+    "skills": (
+        "hermes skills search axolotl",
+        "hermes skills view axolotl",
+        "hermes skills check axolotl --quick",
     ),
     "tools": ("hermes tools",),
     "train": (
@@ -69,6 +78,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes trajectories show last",
         "hermes trajectories search calculator error",
     ),
+    "web": ("hermes web", "hermes web --port 0 --no-open"),
 }
 """Command, without `hermes` → command lines."""
 

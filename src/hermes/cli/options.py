@@ -98,16 +98,20 @@ class FilterOptions:
     text: str | None
 
     def build(self) -> Filter:
-        """The store's filter."""
+        """The store's filter; slips in its names are reported."""
+        from hermes.cli.slips import check_words, report_unknown_names
         from hermes.store import Filter
 
         conditions = asdict(self)
         since, until = conditions.pop("since"), conditions.pop("until")
-        return Filter(
+        filters = Filter(
             since_ms=_parse_time_ms(since) if since else None,
             until_ms=_parse_time_ms(until) if until else None,
             **conditions,
         )
+        check_words(filters)
+        report_unknown_names(filters)
+        return filters
 
 
 def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:

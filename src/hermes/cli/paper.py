@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import RenamedOption, json_option
 
 
 @click.group()
@@ -17,10 +17,24 @@ def paper() -> None:
 
 @paper.command()
 @click.option("--run", "run_ids", multiple=True, required=True, help="A run; repeat it for further seeds.")
-@click.option("--venue", type=click.Choice(["neurips", "icml", "iclr"]), default="neurips", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: paper-RUN.")
-@click.option("--title", help="Default: from the run's environment and model.")
-@click.option("--author", "authors", multiple=True, help="Repeat it for several; default: anonymous.")
+@click.option(
+    "--venue",
+    type=click.Choice(["neurips", "icml", "iclr"]),
+    default="neurips",
+    show_default=True,
+    help="Conference whose form the paper has.",
+)
+@click.option(
+    "--output",
+    "--out",
+    "out",
+    cls=RenamedOption,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the paper; default: paper-RUN.",
+)
+@click.option("--title", help="Title of the paper; default: from the run's environment and model.")
+@click.option("--author", "authors", multiple=True, help="An author; repeatable. Default: anonymous.")
 @click.option("--cite", "cited", multiple=True, metavar="ARXIV_ID", help="A paper for the bibliography.")
 @click.option("--offline", is_flag=True, help="Take bibliography entries from the cache only.")
 @click.option("--pdf", is_flag=True, help="Compile it, with tectonic or latexmk/pdflatex where present.")
@@ -41,6 +55,7 @@ def new(
     Tables with intervals, curves, configuration, machine, compute and the reproducibility checklist
     come from the record. What the record cannot say (the idea, the related work) is marked \\todo.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.paper.compile import compile_pdf
     from hermes.paper.project import PaperOptions, write_project
@@ -48,8 +63,10 @@ def new(
 
     records = read_records(load().home, run_ids)
     folder = out or Path(f"paper-{records[0].run_id}")
-    project = write_project(folder, records, PaperOptions(venue, title, authors, cited, offline))
-    document = compile_pdf(folder) if pdf else None
+    with waiting(f"writing {folder}"):
+        project = write_project(folder, records, PaperOptions(venue, title, authors, cited, offline))
+    with waiting(f"compiling {folder}"):
+        document = compile_pdf(folder) if pdf else None
     if as_json:
         values = {"folder": str(folder), "files": project, "pdf": str(document) if document else None}
         click.echo(json.dumps(values, ensure_ascii=False))
@@ -63,10 +80,10 @@ def new(
 @json_option
 @click.pass_context
 def check(ctx: click.Context, folder: Path, as_json: bool) -> None:
-    """Find numbers in the text of FOLDER's paper that are not in the record of its runs.
+    """Find numbers in a paper that its record does not have.
 
-    A number stands for a recorded one if rounding the recorded one to its digits gives it. Exits with 1
-    if a number has no source.
+    The numbers are those in the text of FOLDER's paper, the record that of its runs. A number stands for a
+    recorded one if rounding the recorded one to its digits gives it. Exits with 1 if a number has no source.
     """
     from hermes.cli.tables import table_lines
     from hermes.config.load import load

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -13,13 +12,10 @@ _LAST_COLUMN = 16
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows as lines of text that are safe to print."""
-    from hermes.safety.text import printable
+    """The rows as lines of text that are safe to print; on a terminal, cells are wrapped to its width."""
+    from hermes.safety.columns import aligned_lines
 
-    table = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for row in table:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    return aligned_lines(rows)
 
 
 def columns(
@@ -30,6 +26,8 @@ def columns(
     Where the rows are wider than `width` (default: the terminal's, unlimited elsewhere), columns with the
     headings `less_important` are left out, in that order, until they fit; then the last column is cut.
     """
+    from hermes.safety.columns import aligned_lines, terminal_width
+
     used = [index for index in range(len(table[0])) if any(row[index] for row in table[1:])]
     width = terminal_width() if width is None else width
     for name in less_important:
@@ -38,13 +36,8 @@ def columns(
         used = [index for index in used if table[0][index] != name]
     room = max(_LAST_COLUMN, width - _width(table, used))
     rows = [[*(row[index] for index in used[:-1]), _cut(row[used[-1]], room)] for row in table]
-    heading, *lines = table_lines(rows)
+    heading, *lines = aligned_lines(rows, sys.maxsize)
     return "\n".join([click.style(heading, dim=True), *lines])
-
-
-def terminal_width() -> int:
-    """Columns of the terminal; no limit where output is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
 def _width(table: Sequence[Sequence[str]], used: Sequence[int]) -> int:

@@ -23,6 +23,7 @@ def web(host: str, port: int, no_open: bool) -> None:
     import os
     import sys
 
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
     from hermes.safety.logs import log_to_stderr
     from hermes.web.server import WebOptions, serve
@@ -34,3 +35,4 @@ def web(host: str, port: int, no_open: bool) -> None:
         WebOptions(host, port, token, open_browser=not no_open and sys.stdout.isatty()),
         lambda url: click.echo(f"hermes web on {url} (Ctrl-C ends it)"),
     )
+    report_stop("web")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.core import JSON, JSONObject
@@ -16,8 +17,6 @@ from hermes.errors import ConfigError
 if TYPE_CHECKING:
     from ruamel.yaml.error import MarkedYAMLError
     from ruamel.yaml.nodes import Node
-
-_REPAIR = "repair it with 'hermes config edit'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +42,18 @@ def parse(text: str, where: str) -> Document:
     if data is None:
         return Document({})
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: expected settings as 'key: value' lines", _REPAIR)
+        raise ConfigError(f"{where}: expected settings as 'key: value' lines", _repair(where))
     return Document(data, locations)
 
 
 def parse_scalar(text: str, where: str) -> JSON:
     """One value, as it would be written in config.yaml."""
     return _load(text, where, {})
+
+
+def _repair(where: str) -> str:
+    """How to mend the file: the settings have a command, any other file is edited where it lies."""
+    return "repair it with 'hermes config edit'" if Path(where).name == "config.yaml" else "repair it there"
 
 
 def _load(text: str, where: str, locations: dict[tuple[str, ...], str]) -> JSON:
@@ -68,9 +72,11 @@ def _load(text: str, where: str, locations: dict[tuple[str, ...], str]) -> JSON:
         raise _syntax_error(where, error) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{where}:{line}: a character that YAML does not allow", _REPAIR) from error
+        raise ConfigError(f"{where}:{line}: a character that YAML does not allow", _repair(where)) from error
     except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not readable as YAML ({type(error).__name__})", _REPAIR) from error
+        raise ConfigError(
+            f"{where}: not readable as YAML ({type(error).__name__})", _repair(where)
+        ) from error
 
 
 def _check(
@@ -84,13 +90,13 @@ def _check(
     from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
     if id(node) in above:
-        raise ConfigError(f"{_location(where, node)}: an alias refers to a value around it", _REPAIR)
+        raise ConfigError(f"{_location(where, node)}: an alias refers to a value around it", _repair(where))
     if isinstance(node, SequenceNode):
         for item in node.value:
             _check(item, path, where, locations, (*above, id(node)))
     elif isinstance(node, MappingNode):
         if _kind(node) != "map":
-            raise ConfigError(f"{_location(where, node)}: unsupported kind of value", _REPAIR)
+            raise ConfigError(f"{_location(where, node)}: unsupported kind of value", _repair(where))
         names: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, ScalarNode) or _kind(key) not in ("str", "merge"):
@@ -122,4 +128,4 @@ def _syntax_error(where: str, error: MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     location = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
     reason = ", ".join(str(part) for part in (error.context, error.problem) if part)
-    return ConfigError(f"{location}: {reason}", _REPAIR)
+    return ConfigError(f"{location}: {reason}", _repair(where))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.safety.columns import aligned_lines
 from hermes.safety.text import printable
 
 EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
@@ -117,11 +118,7 @@ def _shorten(value: object) -> str:
 
 
 def _columns(table: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    return [
-        printable("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        for row in table
-    ]
+    return list(aligned_lines(table))
 
 
 def inference_text(report: JSONObject) -> str:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,11 @@ def find_run(home: Path, run_id: str) -> RlRun:
             f"'{run_id}' is a run of hermes train, which has no supervisor and no environment",
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
-    raise UsageError(f"there is no run '{run_id}'", "'hermes rl runs' lists them (the tool: rl_list_runs)")
+    close = get_close_matches(run_id, [run.run_id for run in all_runs(home)], n=1)
+    nearest = f"did you mean {close[0]}? " if close else ""
+    raise UsageError(
+        f"there is no run '{run_id}'", f"{nearest}'hermes rl runs' lists them (the tool: rl_list_runs)"
+    )
 
 
 def named_run(home: Path, model: str | None) -> RlRun | None:

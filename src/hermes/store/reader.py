@@ -247,6 +247,15 @@ class Reader:
         """The batch and training runs that these trajectories belong to."""
         return sorted({run_id for name in ids if (run_id := self._run_of(name))})
 
+    def names(self, kind: str) -> list[str]:
+        """Of all trajectories; `kind` is run, model or tool (one that was called)."""
+        query = {
+            "run": "SELECT DISTINCT run_id FROM trajectories WHERE run_id IS NOT NULL",
+            "model": "SELECT DISTINCT model FROM trajectories",
+            "tool": "SELECT DISTINCT tool FROM steps WHERE tool IS NOT NULL",
+        }[kind]
+        return sorted(row[0] for row in self._db.execute(query))
+
     def _run_of(self, trajectory_id: str) -> str | None:
         row = self._db.execute("SELECT run_id FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()
         return None if row is None else row[0]

@@ -193,6 +193,10 @@ def test_wrong_inputs_and_tokenizers_are_said_to_be_that(tmp_path: Path, tokeniz
     assert "is the input" in error
     error, _ = failure(compress(tmp_path, tokenizer_folder, "--input", "run=x"), 2)
     assert "--output is missing" in error
+    error, fix = failure(compress(tmp_path, tokenizer_folder), 2)
+    assert "no input is named" in error and "hermes compress FILE" in fix
+    error, fix = failure(compress(tmp_path, tokenizer_folder, str(rows), "--input", str(rows)), 2)
+    assert "named twice" in error and fix == "name it once"
     error, fix = failure(hermes(tmp_path, "compress", "--input", str(rows), "--tokenizer", str(tmp_path)), 2)
     assert "there is no tokenizer" in error and "hermes/smollm2" in fix
     with Reader(tmp_path / "hermes.db") as reader, pytest.raises(UsageError, match="is not a condition"):

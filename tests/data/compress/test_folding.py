@@ -212,7 +212,7 @@ def test_a_row_that_fits_stays_as_it_is_under_its_own_id(counter: Counter) -> No
         ({"conversations": [{"from": "robot", "value": "x"}]}, "turn 0: unknown role 'robot'"),
         ({"conversations": [{"from": "human", "value": 3}]}, "turn 0: its value is not text"),
         ({"conversations": []}, "'conversations' is not a list of turns"),
-        ({"text": "x"}, "it has neither 'conversations' nor 'messages'"),
+        ({"text": "x"}, "it has neither 'conversations' nor 'messages', and is neither a record nor ATIF"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0: its content is not text"),
         (
             {"conversations": [{"from": "human", "value": "x"}, {"from": "tool", "value": "y"}]},

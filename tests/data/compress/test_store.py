@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core import Relation, StepKind
+from hermes.core import Relation, Reward, StepKind
 from hermes.data.record import to_record
 from hermes.store import Filter, Reader, Writer
 from tests import records
@@ -98,6 +98,55 @@ def test_a_batch_run_is_read_from_its_folder_and_recorded_in_the_store(
             Relation.COMPRESSED,
             None,
         ]
+
+
+@pytest.mark.parametrize("form", ["record", "atif"])
+def test_an_exported_file_gives_the_rows_that_its_trajectories_give(
+    home: Path, tokenizer_folder: Path, form: str
+) -> None:
+    with Reader(home / "hermes.db") as reader:
+        ids = [trajectory.header.id for trajectory in reader.trajectories(Filter(run_id="my_run"))]
+    with Writer(home / "hermes.db") as writer:
+        for value in (0.25, 0.75):
+            writer.add_reward(Reward(ids[0], value, "check.py:grade")).result()
+        writer.add_reward(Reward(ids[0], 0.1, "reward-model:mine")).result()
+    for trajectory_id, verdicts in ((ids[0], ("4", "2")), (ids[1], ("good",))):
+        for verdict in verdicts:
+            assert hermes(home, "rate", trajectory_id, verdict).returncode == 0
+    file = home / "exported.jsonl"
+    arguments = ("--all", "--run", "my_run", "--format", form, "--output", str(file))
+    assert hermes(home, "export", *arguments).returncode == 0
+    compress(home, tokenizer_folder, "my_run", home / "stored.jsonl")
+    compress(home, tokenizer_folder, str(file), home / "filed.jsonl")
+    rows = made.read_jsonl(home / "filed.jsonl")
+    stored = made.read_jsonl(home / "stored.jsonl")
+    assert [row["compression_metrics"] for row in rows] == [row["compression_metrics"] for row in stored]
+    assert [row["conversations"] for row in rows] == [row["conversations"] for row in stored]
+    if form == "record":
+        assert rows == stored
+        assert [(row.get("reward"), row.get("rating")) for row in rows] == [
+            (0.75, 2.0),
+            (None, 5.0),
+            (None, None),
+        ]
+
+
+def test_compressed_records_in_a_file_are_left_out_and_broken_ones_are_named(
+    home: Path, tokenizer_folder: Path
+) -> None:
+    compress(home, tokenizer_folder, "my_run", home / "stored.jsonl")
+    file = home / "exported.jsonl"
+    arguments = ("--all", "--run", "my_run", "--format", "record", "--output", str(file))
+    assert hermes(home, "export", *arguments).returncode == 0
+    rows = made.read_jsonl(file)
+    assert sum(row["header"]["relation"] == "compressed" for row in rows) == 2
+    compress(home, tokenizer_folder, str(file), home / "filed.jsonl")
+    assert made.read_jsonl(home / "filed.jsonl") == made.read_jsonl(home / "stored.jsonl")
+    made.write_jsonl(file, [{**rows[0], "record_version": 9}, {**rows[0], "steps": "none"}])
+    done = hermes(home, "compress", str(file), "--tokenizer", str(tokenizer_folder))
+    assert done.returncode == 1 and "exported.jsonl:1: record_version is 9" in done.stdout, done.stdout
+    reasons = [row["reason"] for row in made.read_jsonl(home / "exported_compressed_bad_rows.jsonl")]
+    assert len(reasons) == 2 and reasons[1].startswith("exported.jsonl:2: "), reasons
 
 
 def test_both_versions_are_shown_side_by_side_with_the_folds_marked(

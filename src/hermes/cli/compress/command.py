@@ -11,11 +11,13 @@ from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
+@click.argument("named_source", metavar="[FILE|DIR|RUN|QUERY]", required=False)
 @click.option(
     "--input",
     "source",
     metavar="FILE|DIR|RUN|QUERY",
-    help="JSONL file, folder, batch run, or stored trajectories such as 'run=my_run reward>=0.5'.",
+    help="The same as the argument: JSONL file, folder, batch run, or stored trajectories"
+    " such as 'run=my_run reward>=0.5'.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="JSONL file to write.")
 @click.option(

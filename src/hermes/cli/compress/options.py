@@ -68,9 +68,20 @@ def read_compress_options(ctx: click.Context, params: Mapping[str, Any]) -> Comp
         sections = yaml_file.parse(path.read_text("utf-8"), str(path)).data
         file_values = {_parameter_name(ctx, path, key): value for key, value in _dotted_keys(sections)}
         params = merge_below_command_line(ctx, params, file_values)
-    if not params["source"]:
-        raise UsageError("--input is missing", "see 'hermes compress --help'")
-    return make_options(CompressOptions, params)
+    return make_options(CompressOptions, {**params, "source": _source(ctx, params)})
+
+
+def _source(ctx: click.Context, params: Mapping[str, Any]) -> str:
+    """The argument, else --input, else the file's `input`."""
+    argument, option = params["named_source"], params["source"]
+    if argument and ctx.params["source"]:
+        raise UsageError(f"the input is named twice: '{argument}' and --input {option}", "name it once")
+    if not argument and not option:
+        raise UsageError(
+            "there is nothing to compress: no input is named",
+            "hermes compress FILE, or a folder, a batch run, or a query such as 'run=my_run reward>=0.5'",
+        )
+    return str(argument or option)
 
 
 def _parameter_name(ctx: click.Context, path: Path, key: str) -> str:

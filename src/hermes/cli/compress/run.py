@@ -15,6 +15,8 @@ import click
 
 from hermes.cli.compress.options import CompressOptions
 from hermes.cli.compress.text import CompressProgress, analysis_text, report_text
+from hermes.cli.terminal.progress import ProgressLines
+from hermes.cli.terminal.waiting import waiting
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
@@ -69,12 +71,14 @@ class _CompressCommand:
         )
 
     def run(self) -> int:
-        spec = find_tokenizer(
-            self._options.tokenizer,
-            self._config.home,
-            trust_remote_code=self._options.trust_remote_code,
-            progress=lambda line: click.echo(line, err=True),
-        )
+        with ProgressLines(to_stderr=True) as progress:
+            progress.wait_for(f"opening the tokenizer of {self._options.tokenizer}")
+            spec = find_tokenizer(
+                self._options.tokenizer,
+                self._config.home,
+                trust_remote_code=self._options.trust_remote_code,
+                progress=progress,
+            )
         workers = self._stack.enter_context(open_workers(spec, processes_for(self._size_bytes())))
         if self._options.dry_run:
             return self._analyse(CompressorParts(self._settings, workers))
@@ -156,7 +160,8 @@ class _CompressCommand:
             async for _, result in in_order(parts, self._items()):
                 analysis.add(result)
 
-        asyncio.run(analyse())
+        with waiting("counting tokens and trying the folds"):
+            asyncio.run(analyse())
         facts = {"tokenizer": self._options.tokenizer, **analysis.to_json()}
         click.echo(json.dumps(facts) if self._options.as_json else analysis_text(facts))
         return 1 if analysis.bad else 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hermes.data.compress.run.job import CompressResult
 
 _INTERVAL_S = 10.0
+_FIRST_LINE_S = 2.0
 _LIVE_INTERVAL_S = 0.2
 _BAR_CHARS = 40
 
@@ -34,7 +35,8 @@ class CompressProgress:
         self._before = before
         self._as_json = as_json
         self._live = can_redraw(sys.stderr) and not as_json
-        self._start_s = self._shown_s = time.monotonic()
+        self._start_s = time.monotonic()
+        self._shown_s = self._start_s - _INTERVAL_S + _FIRST_LINE_S
         self._rows = self._tokens = self._problems = 0
 
     def row(self, result: CompressResult, share: float) -> None:

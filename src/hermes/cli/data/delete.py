@@ -56,6 +56,7 @@ def delete(
     hermes trajectories delete --source chat --until 30d
     """
     from hermes.cli import question
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.store.upkeep.delete import delete_trajectories
@@ -67,7 +68,9 @@ def delete(
     if ids and (everything or any(filters.values())):
         raise UsageError("ids and filters exclude each other", "choose one")
     home = load().home
-    doomed = _find(home, ids, make_options(FilterOptions, filters).build(), with_derived=with_derived)
+    conditions = make_options(FilterOptions, filters).build()
+    with waiting("looking for what refers to them"):
+        doomed = _find(home, ids, conditions, with_derived=with_derived)
     if not doomed.ids:
         click.echo(json.dumps({"deleted": {}}) if as_json else "nothing matches")
         return
@@ -76,7 +79,8 @@ def delete(
     if not yes and not question.confirm(f"Delete {len(doomed.ids)} trajectories for good?"):
         hint = "answer y" if question.has_person() else "add --yes: standard input is no terminal"
         raise UsageError("nothing was deleted: it was not confirmed", hint)
-    deletion = delete_trajectories(db_path(home), doomed.ids)
+    with waiting(f"deleting {len(doomed.ids)} trajectories"):
+        deletion = delete_trajectories(db_path(home), doomed.ids)
     if as_json:
         facts = {name: value for name, value in asdict(doomed).items() if name != "ids"}
         click.echo(json.dumps({"deleted": deletion.counts, **facts}))

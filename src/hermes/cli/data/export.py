@@ -297,22 +297,24 @@ def _push(
 ) -> str | None:
     if not options.repo:
         return None
+    from hermes.cli.terminal.waiting import waiting
     from hermes.data.export.manifest import removed_path_for
     from hermes.data.export.push import push
     from hermes.safety.redact import Redactor
 
     private_list = removed_path_for(plan.output)  # it names rows that were left out
     files = [path for path in (*report.files, *configs) if path != private_list]
-    return push(
-        options.repo,
-        files,
-        report.facts,
-        plan.form,
-        redactor=Redactor(config.secrets),
-        private=not options.public,
-        token=config.environ.get("HF_TOKEN"),
-        endpoint=config.environ.get("HF_ENDPOINT"),
-    )
+    with waiting(f"sending it to {options.repo}"):
+        return push(
+            options.repo,
+            files,
+            report.facts,
+            plan.form,
+            redactor=Redactor(config.secrets),
+            private=not options.public,
+            token=config.environ.get("HF_TOKEN"),
+            endpoint=config.environ.get("HF_ENDPOINT"),
+        )
 
 
 def _list_formats(as_json: bool) -> None:

@@ -115,8 +115,9 @@ def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """Full-text search over all messages, reasoning, tool calls and results."""
     from hermes.cli.render import hit_lines
+    from hermes.cli.terminal.waiting import waiting
 
-    with _reader() as reader:
+    with _reader() as reader, waiting("searching"):
         hits = reader.search(" ".join(words), limit=limit)
     if as_json:
         click.echo(json.dumps([asdict(hit) for hit in hits], ensure_ascii=False))
@@ -130,9 +131,11 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 def stats(as_json: bool, **filters: Any) -> None:
     """Show statistics of all trajectories, or of those that a filter selects."""
     from hermes.cli.render import stats_text
+    from hermes.cli.terminal.waiting import waiting
 
-    with _reader() as reader:
-        figures = reader.stats(_build_filter(filters))
+    conditions = _build_filter(filters)
+    with _reader() as reader, waiting("counting"):
+        figures = reader.stats(conditions)
     click.echo(json.dumps(asdict(figures)) if as_json else stats_text(figures))
 
 
@@ -166,12 +169,14 @@ def redact(check: bool, as_json: bool, **filters: Any) -> None:
 
     The record itself is never changed. Findings are shown with their context, not the secret.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.data.redaction.scan import scan
     from hermes.safety.redact import Redactor
 
-    with _reader() as reader:
-        findings = list(scan(reader, _build_filter(filters), Redactor(load().secrets)))
+    conditions = _build_filter(filters)
+    with _reader() as reader, waiting("reading the record"):
+        findings = list(scan(reader, conditions, Redactor(load().secrets)))
     _report_findings(findings, check=check, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ import json
 import click
 
 from hermes.agent.loop import AgentLoop
+from hermes.cli.terminal.progress import ProgressLines
 from hermes.config.load import Config, load
 from hermes.core import Role
 from hermes.errors import HermesError, UsageError
@@ -22,7 +23,11 @@ def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool
     records = [registry.find(name) for name in (first, second)]
     if records[0].id == records[1].id:
         raise UsageError(f"both are policy {records[0].id}", "name two policies: hermes policy list")
-    sides = [asyncio.run(_answers(config, record, queries)) for record in records]
+    sides = []
+    for record in records:
+        with ProgressLines(to_stderr=True) as progress:
+            progress.wait_for(f"policy {record.id} answers")
+            sides.append(asyncio.run(_answers(config, record, queries, progress)))
     rows = [
         {"question": question, "answers": {records[0].id: left, records[1].id: right}}
         for question, left, right in zip(queries, *sides, strict=True)
@@ -37,14 +42,16 @@ def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool
     click.echo("\nRate one against the other: hermes rate A --over B (hermes trajectories list)")
 
 
-async def _answers(config: Config, record: PolicyRecord, queries: tuple[str, ...]) -> list[str]:
+async def _answers(
+    config: Config, record: PolicyRecord, queries: tuple[str, ...], progress: ProgressLines
+) -> list[str]:
     from hermes.agent.build import RolloutPlan, open_writer
     from hermes.agent.chat import Conversation
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
     from hermes.core import Source
 
-    model = open_policy_model(config, record, lambda line: click.echo(f"({line})", err=True))
+    model = open_policy_model(config, record, progress)
     toolsets = choose_toolsets(config, record.base_model, None, None)
     plan = RolloutPlan(toolsets=toolsets, examples=examples_for(record.base_model, toolsets))
     answers = []

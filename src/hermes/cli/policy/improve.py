@@ -48,7 +48,13 @@ _POSITIVE = click.IntRange(min=1)
         metavar="URL",
         help="An engine or service that runs already.",
     ),
-    click.option("--device", default="auto", show_default=True, help="Device of the engine that is started."),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda"]),
+        default="auto",
+        show_default=True,
+        help="Device of the engine that is started.",
+    ),
     click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."),
     click.option(
         "--learning-rate",

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from hermes.cli.options import json_option, refuse_key, stored_variables
+from hermes.cli.options import RenamedOption, json_option, refuse_key, stored_variables
 
 
 @click.command(hidden=True)
@@ -18,7 +18,14 @@ from hermes.cli.options import json_option, refuse_key, stored_variables
     "--toolsets", metavar="A,B", help="Toolsets beside rl, such as file,web, to write environments."
 )
 @click.option(
-    "--max-iterations", default=200, show_default=True, type=click.IntRange(min=1), help="Most model calls."
+    "--max-turns",
+    "--max-iterations",
+    "max_iterations",
+    cls=RenamedOption,
+    default=200,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Most model calls.",
 )
 @click.option("--interactive", is_flag=True, help="Talk to the agent instead of giving it one task.")
 @click.option("--list-environments", is_flag=True, help="List the environments and exit.")

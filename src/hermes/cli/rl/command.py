@@ -91,9 +91,12 @@ def select(name: str, as_json: bool) -> None:
 @rl.command()
 @click.argument("field", required=False)
 @click.argument("value", required=False)
+@click.option("--env", "environment", help="Select this environment first.")
 @click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
 @json_option
-def config(field: str | None, value: str | None, unlock: bool, as_json: bool) -> None:
+def config(
+    field: str | None, value: str | None, environment: str | None, unlock: bool, as_json: bool
+) -> None:
     """Show the fields of the selected environment, or set one: FIELD VALUE.
 
     Locks are for the agent: a person may set every field that a run does not set itself.
@@ -104,9 +107,12 @@ def config(field: str | None, value: str | None, unlock: bool, as_json: bool) ->
     """
     from hermes.errors import UsageError
     from hermes.rl.config.resolve import current_selection, edit, resolve
+    from hermes.rl.config.resolve import select as choose
     from hermes.rl.render import fields_text
 
     settings = _config()
+    if environment is not None:
+        choose(settings, environment)
     if field is None:
         resolved = resolve(settings, current_selection(settings.home))
     elif value is None:

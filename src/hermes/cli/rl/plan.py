@@ -131,4 +131,6 @@ def plan(
     if as_json:
         click.echo(json.dumps(plan_json(shape, load, cluster, result), indent=2))
     else:
-        click.echo(plan_text(shape, load, cluster, result))
+        from hermes.safety.columns import wrapped
+
+        click.echo(wrapped(plan_text(shape, load, cluster, result)))

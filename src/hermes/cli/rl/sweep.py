@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import RenamedOption, json_option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
     help="Number of learning rates that --find-lr tries.",
 )
 @click.option(
-    "--steps", type=click.IntRange(min=1), help="Steps of each run; default: total_steps, with --find-lr 20."
+    "--num-steps",
+    "--steps",
+    "steps",
+    cls=RenamedOption,
+    type=click.IntRange(min=1),
+    help="Steps of each run; default: total_steps, with --find-lr 20.",
 )
 @click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
 @json_option

@@ -55,6 +55,7 @@ def weights(
 
     RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.weights.export import base_quantization, export_adapter, export_gguf, export_merged
     from hermes.rl.weights.source import find_source
@@ -63,7 +64,8 @@ def weights(
     source = find_source(load(), name, step, base_url)
     if into is not None and output is None:
         output = into / source.run_id
-    path = export(source, output)
+    with waiting(f"writing the weights of {source.run_id}"):
+        path = export(source, output)
     adapter = path if form == "peft" else source.adapter_folder
     if (kind := base_quantization(adapter)) is not None:
         click.echo(
@@ -82,6 +84,7 @@ def weights(
 @stored_variables
 def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights as the model `policy` over the OpenAI API."""
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.environment import without_stored
     from hermes.config.load import load
     from hermes.rl.run import find_run
@@ -95,6 +98,7 @@ def serve(run_id: str, port: int | None) -> None:
         return
     if run.config()["run"]["service"]:
         serve_service(run, port, click.echo)
+        report_stop("rl serve")
         return
     command = serve_command(run, port)
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})

@@ -14,12 +14,15 @@ def doctor(as_json: bool) -> None:
 
     Exits with 1 only if something is missing that Hermes cannot work without.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
+    from hermes.safety.columns import wrapped
     from hermes.safety.text import printable
     from hermes.sandbox.checks import sandbox_checks
 
-    checks = [*examine(), *sandbox_checks()]
+    with waiting("checking this machine"):
+        checks = [*examine(), *sandbox_checks()]
     failed = any(check.status is CheckStatus.FAIL for check in checks)
     if as_json:
         import json
@@ -28,14 +31,14 @@ def doctor(as_json: bool) -> None:
         sys.exit(1 if failed else 0)
     width = max(len(check.name) for check in checks)
     for check in checks:
-        click.echo(f"{check.status:<7}  {check.name:<{width}}  {printable(check.what)}")
+        click.echo(wrapped(f"{check.status:<7}  {check.name:<{width}}  {printable(check.what)}"))
         if check.status is CheckStatus.OK:
             continue
         indent = " " * (7 + 2 + width + 2)
         if check.gives:
-            click.echo(f"{indent}gives: {check.gives}")
+            click.echo(wrapped(f"{indent}gives: {check.gives}"))
         if check.fix:
-            click.echo(f"{indent}fix:   {check.fix}")
+            click.echo(wrapped(f"{indent}fix:   {check.fix}"))
     counts = [f"{sum(check.status is status for check in checks)} {status}" for status in CheckStatus]
     click.echo(", ".join(counts))
     sys.exit(1 if failed else 0)

@@ -37,7 +37,9 @@ def check(
     run_blocks: bool,
     as_json: bool,
 ) -> None:
-    """Check that what skills name exists: imports, arguments, options, configuration keys.
+    """Check that what skills name exists.
+
+    Imports, arguments, options of commands and configuration keys are looked up.
 
     A package is read from this interpreter where it is installed at the pinned version, else from its
     wheel or source distribution, which is downloaded to the cache and never unpacked or executed. --run
@@ -46,6 +48,7 @@ def check(
     Exits with 1 if a skill failed or could not be checked.
     """
     from hermes.cli.tables import table_lines
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.errors import UsageError
     from hermes.skills.check.report import CheckVerdict, table_rows
@@ -55,9 +58,10 @@ def check(
     config = load()
     skills, findings = _select(config, names)
     reports = []
-    for report in _reports(skills, config.home, quick=quick, online=online, run_blocks=run_blocks):
-        _add_finding(report, findings.get(report.skill.name))
-        reports.append(report)
+    with waiting(f"checking {len(skills)} skills"):
+        for report in _reports(skills, config.home, quick=quick, online=online, run_blocks=run_blocks):
+            _add_finding(report, findings.get(report.skill.name))
+            reports.append(report)
     broken = [finding for name, finding in findings.items() if name not in {skill.name for skill in skills}]
     if as_json:
         values = [report.to_json() for report in reports] + [_broken_json(finding) for finding in broken]

@@ -83,9 +83,10 @@ def view(name: str, file_path: str | None, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace a skill of the same name.")
 @json_option
 def install(source: str, yes: bool, force: bool, as_json: bool) -> None:
-    """Install a skill from SOURCE: a directory, a .zip or .tar.gz file, or a bundled skill's name.
+    """Install a skill as a copy of your own.
 
-    Its contents are shown first. Nothing in it is executed.
+    SOURCE is a directory, a .zip or .tar.gz file, or a bundled skill's name. Its contents are
+    shown first. Nothing in it is executed.
     """
     from hermes.cli.question import confirm, has_person
     from hermes.config.paths import home
@@ -136,11 +137,13 @@ def _print_list(skills: Sequence[Skill], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([skill.to_json() for skill in skills], ensure_ascii=False))
         return
+    from hermes.safety.columns import wrapped
+
     if not skills:
         click.echo("no skill fits; 'hermes skills browse' lists all")
     for skill in skills:
         _echo(f"{skill.category}/{skill.name}{'' if skill.origin.value == 'bundled' else '  (yours)'}")
-        _echo(f"    {skill.description}")
+        _echo(wrapped(f"    {skill.description}"))
 
 
 def _echo(text: str, *, err: bool = False) -> None:

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import RenamedOption, json_option
 
 
 @click.command()
 @click.argument("reference", metavar="RUN|TRAJECTORY")
 @click.option("--name", help="Name of the skill; default: from the task's words.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the draft.")
+@click.option(
+    "--output",
+    "--out",
+    "out",
+    cls=RenamedOption,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder for the draft.",
+)
 @json_option
 def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Draft a skill from work that went well, for you to edit.
@@ -35,7 +43,7 @@ def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> 
     check_content(draft.name, draft.text)
     file = (out or Path()) / draft.name / SKILL_FILE
     if file.exists():
-        raise UsageError(f"{file} exists already.", "Choose another --name or --out.")
+        raise UsageError(f"{file} exists already.", "Choose another --name or --output.")
     atomic_write(file, draft.text)
     if as_json:
         values = {"name": draft.name, "trajectory": draft.trajectory_id, "file": str(file)}

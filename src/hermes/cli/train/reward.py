@@ -45,6 +45,7 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
 
     POST /pooling, as the `preference` environment asks.
     """
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
     from hermes.training.preference.serve import TOKEN_VARIABLE
     from hermes.training.preference.serve import serve as serve_http
@@ -53,6 +54,7 @@ def serve(name: str, host: str, port: int, base_url: str | None) -> None:
     scorer = _scorer(config, name, base_url)
     token = config.environ.get(TOKEN_VARIABLE) or None
     serve_http(scorer, name, host, port, token, lambda url: click.echo(f"reward model {name} at {url}"))
+    report_stop("reward serve")
 
 
 @reward.command()
@@ -66,12 +68,15 @@ def score(name: str, targets: tuple[str, ...], base_url: str | None, as_json: bo
 
     TARGETS are files of any export, or ids of trajectories.
     """
+    from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
 
     config = load()
-    scorer = _scorer(config, name, base_url)
+    with waiting(f"opening {name}"):
+        scorer = _scorer(config, name, base_url)
     for example in _examples(config, targets):
-        scored = scorer.score(example.messages, example.tools)
+        with waiting(f"scoring {example.id}"):
+            scored = scorer.score(example.messages, example.tools)
         if as_json:
             click.echo(json.dumps({"id": example.id, "score": scored.score, "spread": scored.spread}))
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import FilterOptions, make_options
+from hermes.cli.options import FilterOptions, RenamedOption, make_options
 from hermes.cli.train.run import (
     print_result,
     progress_lines,
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from hermes.training.critic import CriticConfig
     from hermes.training.rl import PreferenceCheck
     from hermes.training.session import TrainingRunSpec
+
+
+def _split_names(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
 
 DEFAULT_KL = 0.02
 """A reward that is learned is exploited without a penalty; 0.01 to 0.05 is usual."""
@@ -48,7 +53,10 @@ RLHF = (
         help="Size of a group.",
     ),
     click.option(
+        "--env-replicas",
         "--environments",
+        "environments",
+        cls=RenamedOption,
         default=1,
         show_default=True,
         type=click.IntRange(min=1),
@@ -69,7 +77,13 @@ RLHF = (
         help="Longest answer of one model call.",
     ),
     click.option(
-        "--toolset", "toolsets", multiple=True, help="Tools of the agent; repeatable. Default: none."
+        "--toolsets",
+        "--toolset",
+        "toolsets",
+        cls=RenamedOption,
+        multiple=True,
+        callback=_split_names,
+        help="Toolsets of the agent, separated by commas. Default: none.",
     ),
     click.option("--system-prompt", default="", help="System prompt of every rollout."),
     click.option(

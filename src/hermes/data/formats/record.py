@@ -10,7 +10,7 @@ text. A row is read only if it is, to the last field, what this version would wr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from hermes.core import (
@@ -49,6 +49,12 @@ _LATER_FIELDS: JSONObject = {
 }
 """Of a rating, with the values that a row without them stands for."""
 
+_SCALE: dict[RatingKind, Callable[[float], float]] = {
+    RatingKind.SCORE: float,
+    RatingKind.THUMB: lambda value: 5.0 if value > 0 else 1.0,
+}
+"""Kinds of ratings that have a place on the 1…5 scale."""
+
 VERSION = 1
 
 
@@ -67,6 +73,21 @@ def read(row: JSONObject) -> Example:
         raise BadRowError(f"{', '.join(changed)}: not as a record of version {VERSION} has it")
     first = next((record.inputs[step.index].tools for step in _model_steps(record)), ())
     return Example(record.trajectory, first, ratings=record.ratings, record=record)
+
+
+def latest_reward(record: Record) -> float | None:
+    """The newest one that is no opinion of a reward model, as the store's own queries take it."""
+    values = [reward.value for reward in record.rewards if not reward.source.startswith("reward-model:")]
+    return values[-1] if values else None
+
+
+def latest_rating(record: Record) -> float | None:
+    """On the 1…5 scale: the newest verdict of a person; without one, the newest of a rule or a model."""
+    replaced = {rating.replaces for rating in record.ratings}
+    ratings = [rating for rating in record.ratings if rating.kind in _SCALE and rating.id not in replaced]
+    people = [rating for rating in ratings if rating.source is RaterSource.PERSON]
+    latest = next(reversed(people or ratings), None)
+    return None if latest is None else _SCALE[latest.kind](latest.value)
 
 
 def to_row(record: Record) -> JSONObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +31,10 @@ def load_backbone(
 ) -> Backbone:
     """The model of a folder or a hub name, as the fastest backbone that is exact for it."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    if not sys.stderr.isatty():  # a bar that is redrawn fills a log
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         if quantization is not None:  # refused before the weights are read
             _check_quantizable(AutoConfig.from_pretrained(source), source, kind)

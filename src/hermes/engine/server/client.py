@@ -33,8 +33,9 @@ def request_json(url: str, path: str, tar: Tar | None = None) -> Any:
     except urllib.error.HTTPError as error:
         raise HermesError(f"the engine at {url} returned {error.code}: {_detail(error)}") from error
     except (OSError, ValueError) as error:
+        cause = getattr(error, "reason", error)  # urllib wraps the error that says why
         raise HermesError(
-            f"no engine answers at {url}: {error}", "start one with: hermes engine serve"
+            f"no engine answers at {url}: {cause}", "start it with: hermes engine serve"
         ) from error
 
 

@@ -235,7 +235,8 @@ def _merge(
     from pydantic import ValidationError
 
     if not isinstance(written, dict):
-        raise ConfigError(f"'{space}' in the --config file is not a list of settings.")
+        message = f"'{space}' in the --config file is not a list of settings."
+        raise ConfigError(message, f"Write it as '{space}:' with a line 'name: value' for each setting.")
     prefix = f"--{space}." if space else "--"
     for key in flags:
         if key not in model.model_fields:
@@ -255,7 +256,8 @@ def _merge(
         first = error.errors()[0]
         key, reason = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
         problem = f"{prefix}{key} is {first['input']!r}" if key else f"{prefix}* are inconsistent"
-        raise ConfigError(f"{problem}: {reason}.") from error
+        hint = "Its type and default: --help after the environment's name."
+        raise ConfigError(f"{problem}: {reason}.", hint) from error
 
 
 def _parse_value(model: type[BaseModel], key: str, text: Any) -> Any:

@@ -172,7 +172,7 @@ class FeedbackStages:
             *("train", "rlhf", "--reward-model", reward_model, "--prompts", str(prompts)),
             *("--true-reward", f"{true_reward.__file__}:{true_reward.stars.__name__}"),
             *("--num-steps", str(recipe.rl_steps), "--batch-size", str(recipe.rl_batch)),
-            *("--rollouts-per-prompt", str(recipe.rl_group), "--environments", str(recipe.environments)),
+            *("--rollouts-per-prompt", str(recipe.rl_group), "--env-replicas", str(recipe.environments)),
             *("--answer-tokens", str(recipe.answer_tokens), "--kl", str(kl)),
             *("--system-prompt", rule.SYSTEM_PROMPT),
             *("--preferences", str(files.held_out_pairs), "--epochs", "2"),

@@ -2,21 +2,26 @@
 
 Rows are read one at a time. A folder gives each row once: a run's folder has its merged file, which is all
 that is read of it, and elsewhere a row that an earlier file had is skipped. A line that cannot be decoded is
-still an item, so that it is counted and reported with its number.
+still an item, so that it is counted and reported with its number. Whole records and ATIF rows are read as the
+store would give them: ephemeral messages and compressed trajectories are left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from hermes.core import JSONObject, Relation, Trajectory
 from hermes.data.compress.run.job import CompressItem
-from hermes.data.example import load
+from hermes.data.example import Example, load
 from hermes.data.formats import sharegpt
+from hermes.data.formats.base import BadRowError
+from hermes.data.formats.record import latest_rating, latest_reward
+from hermes.data.importing import read_row
+from hermes.data.lines import Line
 from hermes.data.where import Condition
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader
@@ -24,6 +29,8 @@ from hermes.store import Filter, Reader
 MERGED = "trajectories.jsonl"
 _ASIDE = ("filtered", "failed", "bad_rows", "checkpoint")
 _OURS = ("_compressed", "_kept_aside", "_bad_rows")
+_EXAMPLE_MARKS = ('"record_version"', '"schema_version"')
+"""In rows that are read as an import reads them: whole records, ATIF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,9 @@ def file_items(
                 if not line.strip() or (digests is not None and not _is_new(line, digests)):
                     continue
                 if is_sampled(number, sample_percent, seed):
-                    yield _line_item(f"{path.name}:{line_number}", line, reader, read / total)
+                    item = _line_item(f"{path.name}:{line_number}", line, reader, read / total)
+                    if item is not None:
+                        yield item
                 number += 1
 
 
@@ -105,14 +114,37 @@ def _is_new(line: bytes, digests: set[bytes]) -> bool:
     return fresh
 
 
-def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> CompressItem:
+def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> CompressItem | None:
+    """None for a line that is not to be compressed."""
     try:
         text = line.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         text = line.decode("utf-8", "replace").strip()
         return CompressItem(where, text, broken=f"not UTF-8 text: {error.reason}", share=share)
+    if any(mark in text for mark in _EXAMPLE_MARKS):
+        return _example_item(where, text, share)
     record = _record_of(text, reader) if reader is not None else None
     return CompressItem(where, text, record, share=share)
+
+
+def _example_item(where: str, text: str, share: float) -> CompressItem | None:
+    """Of a row that is no list of turns; a line that only mentions such a mark is an ordinary one."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return CompressItem(where, text, broken=f"not JSON: {error}", share=share)
+    if not isinstance(row, dict) or not row.keys() & {"record_version", "schema_version"}:
+        return CompressItem(where, text, share=share)
+    try:
+        example = read_row(Line(1, row, None), None, None)
+    except BadRowError as error:
+        return CompressItem(where, text, broken=str(error), share=share)
+    if example.trajectory.header.relation is Relation.COMPRESSED:
+        return None
+    if example.record is not None:
+        reward, rating = latest_reward(example.record), latest_rating(example.record)
+        example = replace(example, reward=reward, rating=rating)
+    return _stored_item(where, example, share)
 
 
 def _record_of(text: str, reader: Reader) -> JSONObject | None:
@@ -137,11 +169,14 @@ def store_items(reader: Reader, query: Query, sample_percent: float, seed: int) 
         if not all(condition.holds(example) for condition in query.where):
             continue
         if is_sampled(number, sample_percent, seed):
-            row = sharegpt.to_row(trajectory, (), reward=example.reward, rating=example.rating)
-            text = json.dumps({**row, "conversations": []}, ensure_ascii=False)
-            record = _record(trajectory, example.tools)
-            yield CompressItem(trajectory.header.id, text, record, share=read / total)
+            yield _stored_item(trajectory.header.id, example, read / total)
         number += 1
+
+
+def _stored_item(where: str, example: Example, share: float) -> CompressItem:
+    row = sharegpt.to_row(example.trajectory, (), reward=example.reward, rating=example.rating)
+    text = json.dumps({**row, "conversations": []}, ensure_ascii=False)
+    return CompressItem(where, text, _record(example.trajectory, example.tools), share=share)
 
 
 def _record(trajectory: Trajectory, tools: Sequence[JSONObject]) -> JSONObject:

@@ -116,7 +116,7 @@ def _read(row: JSONObject, record: JSONObject | None) -> RowConversation:
         return read_sharegpt(row["conversations"])
     if "messages" in row:
         return read_messages(row)
-    raise RowError("it has neither 'conversations' nor 'messages'")
+    raise RowError("it has neither 'conversations' nor 'messages', and is neither a record nor ATIF")
 
 
 @dataclass(frozen=True)

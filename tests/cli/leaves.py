@@ -1,0 +1,19 @@
+"""The commands of the command line that are no groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+
+def leaf_commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Every command that is no group, such as `env check`."""
+    if not isinstance(command, click.Group):
+        yield " ".join(path)
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None
+        yield from leaf_commands(subcommand, (*path, name))

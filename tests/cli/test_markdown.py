@@ -1,0 +1,37 @@
+"""Markdown of an answer at a terminal: marks become styles, whatever pieces it arrives in."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from hermes.cli.chat.markdown import MarkdownStream, style_line
+
+ANSWER = "# Result\n\n- **391** is `17 * 23`\n> quoted\n```python\n# no heading\n```\nplain\n"
+_CURSOR = re.compile(r"\x1b\[\d*[AKJG]|\r")
+
+
+def test_marks_become_styles() -> None:
+    assert style_line("## Result", in_code=False) == click.style("Result", bold=True)
+    assert style_line("  - one", in_code=False) == "  • one"
+    assert style_line("a **b** `c`", in_code=False) == (
+        f"a {click.style('b', bold=True)} {click.style('c', fg='cyan')}"
+    )
+    assert style_line("# no heading", in_code=True) == click.style("# no heading", fg="cyan")
+    assert style_line("2 * 3 * 4", in_code=False) == "2 * 3 * 4"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_pieces_do_not_matter(size: int) -> None:
+    written: list[str] = []
+    stream = MarkdownStream(written.append)
+    for start in range(0, len(ANSWER), size):
+        stream.feed(ANSWER[start : start + size])
+    stream.end()
+    text = "".join(written)
+    for line in (click.style("Result", bold=True), click.style("391", bold=True), "│ quoted", "• "):
+        assert line in text
+    assert click.style("no heading", bold=True) not in text
+    assert _CURSOR.search(text), "a styled line takes the place of the plain one"
