@@ -142,6 +142,12 @@ TABLE = [
     ("doctor extra", 2, "unexpected extra argument", "hermes doctor --help"),
     (f"engine adapters --service {ABSENT}", 1, f"no engine answers at {ABSENT}", "hermes engine serve"),
     ("engine bench --device gpuu", 2, "'gpuu' is not one of", "hermes engine bench --help"),
+    (
+        "engine serve --device cuda:1",
+        2,
+        "the first visible GPU is used, not 'cuda:1'",
+        "CUDA_VISIBLE_DEVICES=1",
+    ),
     ("engine serve --device gpuu", 2, "'gpuu' is not one of", "hermes engine serve --help"),
     ("env check missing.py", 2, "there is no environment file missing.py", "hermes env list"),
     ("env check calculater", 2, "there is no environment 'calculater'", "Did you mean calculator?"),

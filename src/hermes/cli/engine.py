@@ -9,14 +9,21 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import CommandGroup, RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.options import (
+    CommandGroup,
+    DeviceChoice,
+    RenamedOption,
+    add_options,
+    json_option,
+    stored_variables,
+)
 from hermes.cli.terminal.waiting import Waiting, waiting
 
 _MODEL_OPTIONS = (
     click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
     click.option(
         "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
+        type=DeviceChoice(),
         default="auto",
         show_default=True,
         help="cuda is the first GPU that CUDA_VISIBLE_DEVICES shows; auto uses it if there is one.",

@@ -60,6 +60,24 @@ class RenamedOption(click.Option):
             self.opts = names
 
 
+class DeviceChoice(click.Choice[str]):
+    """auto, cpu or cuda; cuda:0 is cuda, and for another GPU the error says how it is chosen."""
+
+    def __init__(self) -> None:
+        super().__init__(("auto", "cpu", "cuda"))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        kind, _, number = str(value).partition(":")
+        if kind == "cuda" and number.isdecimal() and int(number):
+            self.fail(
+                f"the first visible GPU is used, not '{value}'."
+                f" Make that one the only visible GPU: CUDA_VISIBLE_DEVICES={number} and --device cuda.",
+                param,
+                ctx,
+            )
+        return super().convert("cuda" if value == "cuda:0" else value, param, ctx)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _FILTERS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import DeviceChoice, json_option
 
 
 @click.command()
@@ -17,7 +17,7 @@ from hermes.cli.options import json_option
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
+    type=DeviceChoice(),
     default="cpu",
     show_default=True,
     help="cuda runs a larger version; auto uses it if available.",

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.options import DeviceChoice, RenamedOption, add_options, json_option, stored_variables
 
 _POSITIVE = click.IntRange(min=1)
 
@@ -50,7 +50,7 @@ _POSITIVE = click.IntRange(min=1)
     ),
     click.option(
         "--device",
-        type=click.Choice(["auto", "cpu", "cuda"]),
+        type=DeviceChoice(),
         default="auto",
         show_default=True,
         help="Device of the engine that is started.",
