@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
+
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install '.[ray]'"
 )
@@ -64,3 +66,15 @@ def kill_node(raylet: int) -> None:
     """With all that runs on it, as a machine that loses its power."""
     for pid in (raylet, *children_of(raylet)):
         os.kill(pid, signal.SIGKILL)
+
+
+def keep_token(home: Path, token: str) -> None:
+    """Where Ray looks for it; `start` makes this folder the HOME."""
+    (home / ".ray").mkdir(exist_ok=True)
+    (home / ".ray/auth_token").write_text(token)
+
+
+def wait_for_segments(folder: Path, count: int) -> None:
+    """Until that many workers have finished a sample."""
+    journal = folder / "data/run/journal"
+    wait_until(lambda: sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) >= count)
