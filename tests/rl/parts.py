@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.engine.http.engine_process import KEY, Server
@@ -27,9 +27,15 @@ class Parts:
             *("--checkpoint-every", "100", *flags),
         )
 
-    def env(self, total_steps: int, *options: str, env: Mapping[str, str] | None = None) -> Process:
-        """`options`: of `hermes env serve`, before the environment; `env`: variables."""
-        settings = {
+    def env(
+        self,
+        total_steps: int,
+        *options: str,
+        settings: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """`options` are before the environment, `settings` after it; `env`: variables."""
+        defaults = {
             "env.group_size": GROUP_SIZE,
             "env.total_steps": total_steps,
             "env.max_batches_offpolicy": 1,
@@ -44,8 +50,8 @@ class Parts:
             "openai.server_type": "sglang",
             "openai.api_key": KEY,
         }
-        flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
-        return self._start("env", "serve", *options, str(LETTERS), *flags, env=env)
+        flags = (word for name, value in defaults.items() for word in (f"--{name}", str(value)))
+        return self._start("env", "serve", *options, str(LETTERS), *flags, *settings, env=env)
 
     def _start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Process:
         service = {"TINKER_BASE_URL": self._engine.url, "TINKER_API_KEY": KEY, **(env or {})}

@@ -5,6 +5,7 @@ The process never outlives the actor: it would go on with the items of the one t
 
 from __future__ import annotations
 
+import importlib
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hermes.cluster.actors import Versions, check_versions
 from hermes.config.environment import without_stored
@@ -51,8 +53,7 @@ class EnvActor:
     def serve(self, job: EnvJob, versions: Versions) -> Iterator[EnvStarted | bytes | int]:
         """Where it runs, then its output as it comes, last its exit code."""
         check_versions(versions)
-        import ray
-
+        ray: Any = importlib.import_module("ray")
         with tempfile.TemporaryDirectory(prefix="hermes-env-") as folder:
             copies = _write_files(job.files, Path(folder))
             process = subprocess.Popen(
