@@ -1,6 +1,6 @@
 """Runs tinker-cookbook's own training loops, unmodified, against `hermes engine serve`: `make compat`.
 
-    python scripts/compat [--folder .compat] [--only WORD …]
+    python scripts/compat [--folder .compat] [--replicas N] [--only WORD …]
 
 The cookbook pins an older transformers than ours, so it gets an environment of its own in the folder, where
 the model, the engine's checkpoints and every log stay, too. Each loop runs a few steps on the bundled model;
@@ -83,26 +83,28 @@ def main() -> None:
         "--folder", type=Path, default=Path(".compat"), help="environment, model, logs, results"
     )
     parser.add_argument("--only", nargs="*", default=[], help="loops whose name contains one of these words")
+    parser.add_argument("--replicas", type=int, default=1, help="worker processes of the engine")
     asked = parser.parse_args()
     folder: Path = asked.folder.absolute()
     for fresh in ("logs", "state", "data"):
         shutil.rmtree(folder / fresh, ignore_errors=True)
         (folder / fresh).mkdir(parents=True)
-    with _bench(folder) as bench:
+    with _bench(folder, asked.replicas) as bench:
         results = [_judged(*case) for case in _cases(bench, asked.only)]
     used = versions(bench.python)
-    recorded = {"versions": used, "results": [asdict(result) for result in results]}
+    rows = [asdict(result) for result in results]
+    recorded = {"versions": used, "replicas": asked.replicas, "results": rows}
     (folder / "results.json").write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
     _say(" ".join(f"{name} {version}" for name, version in used.items()) + "\n")
     sys.exit(0 if results and all(result.passed for result in results) else 1)
 
 
 @contextlib.contextmanager
-def _bench(folder: Path) -> Iterator[Bench]:
+def _bench(folder: Path, replicas: int) -> Iterator[Bench]:
     python = cookbook_python(folder / "venv")
     for name, rows in plan.data().items():
         (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    engine = Engine(folder)
+    engine = Engine(folder, replicas)
     try:
         engine.start()
         model = folder / "home" / "models" / "hermes--smollm2"

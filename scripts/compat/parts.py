@@ -19,8 +19,8 @@ MODEL = "hermes/smollm2"
 class Engine:
     """The server as a process that can be killed and started again at the same address."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, replicas: int) -> None:
+        self._folder, self._replicas = folder, replicas
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -31,7 +31,7 @@ class Engine:
     def start(self) -> None:
         log = self._folder / "engine.log"
         options = f"--model {MODEL} --device cpu --dtype float32 --port {self._port}".split()
-        options += ["--state-dir", str(self._folder / "state")]
+        options += ["--state-dir", str(self._folder / "state"), "--replicas", str(self._replicas)]
         command = [sys.executable, "-m", "hermes", "engine", "serve", *options]
         with log.open("ab") as out:
             position = out.tell()

@@ -17,10 +17,9 @@ import pytest
 from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, start, write_tasks
-from tests.batch.ray_nodes import TOKEN, children_of, cluster, needs_ray
+from tests.batch.ray_nodes import TOKEN, children_of, cluster, keep_token, needs_ray, wait_for_segments
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, delayed
-from tests.waiting import wait_until
 
 
 def on_ray(found: dict[str, Any]) -> list[str]:
@@ -82,18 +81,6 @@ def test_without_ray_the_error_is_the_install_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "needs the package 'ray'" in done.stderr
     assert "pip install 'hermes-research[ray]'" in done.stderr
-
-
-def keep_token(home: Path, token: str) -> None:
-    """Where Ray looks for it; `start` makes this folder the HOME."""
-    (home / ".ray").mkdir(exist_ok=True)
-    (home / ".ray/auth_token").write_text(token)
-
-
-def wait_for_segments(folder: Path, count: int) -> None:
-    """Until that many workers have finished a sample."""
-    journal = folder / "data/run/journal"
-    wait_until(lambda: sum(path.stat().st_size > 0 for path in journal.glob("*.jsonl")) >= count)
 
 
 @needs_ray

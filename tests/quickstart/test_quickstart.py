@@ -27,8 +27,10 @@ def home(bundled_home: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(1200)
-def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path) -> None:
-    done = hermes(home, "quickstart", "--fast", "--output", str(tmp_path), "--json", timeout_s=1100)
+@pytest.mark.parametrize("replicas", ["1", "2"])
+def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path, replicas: str) -> None:
+    options = ("--fast", "--engine-replicas", replicas, "--output", str(tmp_path), "--json")
+    done = hermes(home, "quickstart", *options, timeout_s=1100)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert list(told["policies"]) == ["base", "after SFT", "after GRPO"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,18 +17,9 @@ from hermes.rl.run import RlRun, RunState
 from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
 from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
+from tests.rl.env_group import Served
 from tests.rl.world import how_it_ended, start_run
 from tests.waiting import wait_until
-
-WAITING_ENV = """
-import os, pathlib, sys, time
-folder = pathlib.Path({folder!r})
-(folder / f"pid-{{os.getpid()}}").write_text(os.environ["_HERMES_ENV_REPLICA"])
-while not (folder / "done").exists():
-    time.sleep(0.05)
-sys.exit(int((folder / "done").read_text()))
-"""
-"""Not an environment yet: its import waits, so that nothing but the processes themselves is tested."""
 
 
 def test_replicas_share_the_items_and_the_room_in_the_queue() -> None:
@@ -62,38 +51,6 @@ def test_a_run_has_a_process_for_every_replica(tmp_path: Path) -> None:
     config["tinker"]["env_replicas"] = 1
     write_config(run, config)
     assert [process.name for process in RunPlan(run).processes()][3:] == ["env"]
-
-
-class Served:
-    """`hermes env serve --replicas 2` of a file whose processes wait until they are told how to end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        file = folder / "waiting.py"
-        file.write_text(WAITING_ENV.format(folder=str(folder)))
-        self.output = folder / "output"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hermes", "env", "serve", "--replicas", "2", str(file)],
-                env={**os.environ, "HERMES_HOME": str(folder / "home")},
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def pids(self) -> dict[int, str]:
-        """Of the replicas that have begun so far, with the number of each."""
-        files = self.folder.glob("pid-*")
-        texts = {int(path.name[4:]): path.read_text() for path in files}
-        return {pid: text for pid, text in texts.items() if text}
-
-    def text(self) -> str:
-        return self.output.read_text()
-
-    def end(self, code: int) -> int:
-        draft = self.folder / "draft"
-        draft.write_text(str(code))
-        draft.rename(self.folder / "done")
-        return self.process.wait(150)
 
 
 @pytest.fixture

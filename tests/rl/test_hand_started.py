@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.http.engine_process import KEY, Server, launch
-from tests.training.world import Process, ask, metrics, start_api
+from tests.engine.http.engine_process import Server, launch
+from tests.rl.parts import Parts
+from tests.training.world import ask, metrics
 
-LETTERS = Path(__file__).parent / "environments" / "letters.py"
-STEPS, GROUP_SIZE, BATCH = 6, 4, 8
+STEPS = 6
 
 
 @pytest.fixture
@@ -21,53 +21,9 @@ def engine(model: Path, tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
-class Parts:
-    """The API and what is started beside it; everything ends with the test."""
-
-    def __init__(self, home: Path, engine: Server, model: Path) -> None:
-        self._home, self._engine, self._model = home, engine, model
-        self._api, self.url = start_api(home)
-        self._processes = [self._api]
-
-    def trainer(self, *flags: str) -> Process:
-        return self._start(
-            *("train", "grpo", "--base-model", str(self._model), "--rank", "4", "--name", "run"),
-            *("--num-steps", str(STEPS), "--batch-size", str(BATCH), "--api-url", self.url),
-            *("--checkpoint-every", "100", *flags),
-        )
-
-    def env(self, total_steps: int) -> Process:
-        settings = {
-            "env.group_size": GROUP_SIZE,
-            "env.total_steps": total_steps,
-            "env.max_batches_offpolicy": 1,
-            "env.rollout_server_url": self.url,
-            "env.tokenizer_name": self._model,
-            "env.steps_per_eval": 1000,
-            "env.ensure_scores_are_not_same": False,
-            "env.reward_delay_s": 0.5,
-            "env.use_wandb": False,
-            "openai.base_url": f"{self._engine.url}/v1",
-            "openai.model_name": "policy",
-            "openai.server_type": "sglang",
-            "openai.api_key": KEY,
-        }
-        flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
-        return self._start("env", "serve", str(LETTERS), *flags)
-
-    def _start(self, *arguments: str) -> Process:
-        service = {"TINKER_BASE_URL": self._engine.url, "TINKER_API_KEY": KEY}
-        self._processes.append(Process(self._home, *arguments, env=service))
-        return self._processes[-1]
-
-    def close(self) -> None:
-        for process in reversed(self._processes):
-            process.kill()
-
-
 @pytest.fixture
 def parts(engine: Server, model: Path, tmp_path: Path) -> Iterator[Parts]:
-    parts = Parts(tmp_path / "home", engine, model)
+    parts = Parts(tmp_path / "home", engine, model, STEPS)
     yield parts
     parts.close()
 

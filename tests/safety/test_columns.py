@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.safety.columns import aligned_lines, wrapped
+from hermes.safety.output.columns import aligned_lines, wrapped
 
 WORD = st.text("abcdefghij/", min_size=1, max_size=30)
 CELL = st.lists(WORD, max_size=12).map(" ".join)

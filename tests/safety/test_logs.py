@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from hermes.safety.logs import PrintableFormatter
+from hermes.safety.output.logs import PrintableFormatter
 
 
 def line(text: str, error: Exception | None = None) -> str:

@@ -50,17 +50,17 @@ def listening():
 """
 RAY = """
 import secrets
-from hermes.batch.workers import ray_cluster
-ray_cluster.prepare(None, insecure=False)
-with ray_cluster.open_cluster(None, 1) as ray:
+from hermes.cluster import connect
+connect.prepare(None, insecure=False)
+with connect.open_cluster(None, 1) as ray:
     assert ray.get(ray.remote(lambda: 7).remote()) == 7
     context = ray.get_runtime_context()
     address = context.gcs_address
     accepted = {
-        mode: ray_cluster._accepts(address, {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        mode: connect._accepts(address, {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         for mode in ("disabled", "token")
     }
-    accepted["own"] = ray_cluster._accepts(address, {})
+    accepted["own"] = connect._accepts(address, {})
     from ray._private.worker import _global_node
     figures = {
         "listening": listening(), "accepted": accepted, "dashboard": _global_node.webui_url or "",

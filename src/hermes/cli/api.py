@@ -80,7 +80,7 @@ def api(
     from hermes.cli.terminal.interrupted import report_stop
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.server import TrajectoryServerOptions, serve
-    from hermes.safety.logs import log_to_stderr
+    from hermes.safety.output.logs import log_to_stderr
     from hermes.serving.trajectory_api import TOKEN_VARIABLE
 
     log_to_stderr(logging.WARNING)

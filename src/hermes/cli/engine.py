@@ -165,7 +165,7 @@ def serve(
     from hermes.engine.server.main import ServerOptions, serve
     from hermes.engine.server.security import TOKEN_VARIABLE
     from hermes.models.parsers import get_parser
-    from hermes.safety.logs import log_to_stderr
+    from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)
     logging.getLogger("hermes").setLevel(logging.INFO)
@@ -210,6 +210,54 @@ def serve(
     finally:
         sign.stop()
     report_stop("engine serve")
+
+
+@engine.command()
+@click.option("--server", "servers", multiple=True, required=True, metavar="URL", help="Repeatable.")
+@click.option(
+    "--type",
+    "dialect",
+    type=click.Choice(["vllm", "sglang"]),
+    default="vllm",
+    show_default=True,
+    help="What the servers are.",
+)
+@click.option(
+    "--folder",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where adapters are written; the servers read it under the same path.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=8003, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+)
+@_url_option
+@stored_variables
+def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port: int, url: str) -> None:
+    """Sample the policy of a running engine on vLLM or SGLang servers.
+
+    They load the adapter that the engine published last, and environments sample at this address.
+
+    HERMES_ENGINE_TOKEN is the token of engine and fleet, HERMES_FLEET_KEY the API key of the servers.
+    """
+    import os
+
+    from hermes.engine.server.security import TOKEN_VARIABLE
+    from hermes.rl.fleet.dialect import DIALECTS
+    from hermes.rl.fleet.serve import KEY_VARIABLE, FleetOptions, serve
+
+    options = FleetOptions(
+        engine_url=url,
+        servers=servers,
+        dialect=DIALECTS[dialect],
+        folder=folder,
+        host=host,
+        port=port,
+        token=os.environ.get(TOKEN_VARIABLE) or None,
+        server_key=os.environ.get(KEY_VARIABLE) or None,
+    )
+    serve(options, lambda address: click.echo(f"fleet of {len(servers)} on {address}, model policy"))
 
 
 @engine.command()

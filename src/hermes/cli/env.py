@@ -179,10 +179,23 @@ def debug(
 def _mode(name: str, summary: str) -> click.Command:
     @click.option(
         "--replicas",
-        default=1,
+        default=None,
         type=click.IntRange(1, 256),
         hidden=name != "serve",
         help="Processes that serve it together; one that dies is started again.",
+    )
+    @click.option(
+        "--ray",
+        "ray_address",
+        metavar="HOST:PORT",
+        hidden=name != "serve",
+        help="Run the replicas on the nodes of this Ray cluster; without --replicas: one a node.",
+    )
+    @click.option(
+        "--ray-insecure",
+        is_flag=True,
+        hidden=name != "serve",
+        help="Use a Ray cluster that requires no token.",
     )
     @_dirs
     @click.option("--verifiers", "package", metavar="PACKAGE", help="Run this package of verifiers instead.")
@@ -194,13 +207,17 @@ def _mode(name: str, summary: str) -> click.Command:
         settings: tuple[str, ...],
         folders: tuple[Path, ...],
         package: str | None,
-        replicas: int,
+        replicas: int | None,
+        ray_address: str | None,
+        ray_insecure: bool,
     ) -> None:
         from hermes.compat import atropos
         from hermes.envs.cli.run import run_file
 
-        if replicas > 1:
-            _serve_replicas(name, replicas, environment, settings, folders, package)
+        _check_replica_options(name, replicas, ray_address, ray_insecure)
+        if ray_address is not None or (replicas or 1) > 1:
+            arguments = _replica_arguments(environment, settings, folders, package)
+            _serve_replicas(arguments, replicas, settings, ray_address, ray_insecure)
             return
         if package is not None:
             _run_package(package, name, (*((environment,) if environment else ()), *settings))
@@ -225,30 +242,62 @@ process = _mode("process", "Write scored groups to a JSONL file, with an HTML pa
 evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
 
 
+def _check_replica_options(mode: str, count: int | None, ray_address: str | None, insecure: bool) -> None:
+    from hermes.errors import UsageError
+
+    options = {"--replicas": (count or 1) > 1, "--ray": ray_address is not None, "--ray-insecure": insecure}
+    for option, is_given in options.items():
+        if is_given and mode != "serve":
+            raise UsageError(f"{option} is for 'hermes env serve', not for '{mode}'", "leave it out")
+    if insecure and ray_address is None:
+        raise UsageError("--ray-insecure needs --ray", "add --ray HOST:PORT")
+
+
+def _replica_arguments(
+    environment: str | None, settings: tuple[str, ...], folders: tuple[Path, ...], package: str | None
+) -> tuple[str, ...]:
+    """Of `hermes`, for every replica; they may run in another folder, or on a machine with another home."""
+    if package is None and environment is None:
+        raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
+    if package is None and environment is not None:
+        path = _locate(environment, folders + tuple(_split_options(settings, checks=False)[0]))
+        environment = str(path.absolute()) if Path(environment).is_file() else environment
+    options = [word for folder in folders for word in ("--dir", str(folder.absolute()))]
+    options += ["--verifiers", package] if package is not None else []
+    return ("env", "serve", *options, *((environment,) if environment else ()), *settings)
+
+
 def _serve_replicas(
-    mode: str,
-    count: int,
-    environment: str | None,
+    arguments: tuple[str, ...],
+    count: int | None,
     settings: tuple[str, ...],
-    folders: tuple[Path, ...],
-    package: str | None,
+    ray_address: str | None,
+    ray_insecure: bool,
 ) -> None:
-    """Runs `hermes env serve` that many times, with the same arguments."""
+    """Runs `hermes env serve` that many times, with the same arguments, here or on a Ray cluster."""
     from hermes.config.paths import home, logs_dir
     from hermes.core.ids import new_id
-    from hermes.errors import UsageError
     from hermes.rl.supervise.env_replicas import EnvReplicaGroup
 
-    if mode != "serve":
-        raise UsageError(f"--replicas is for 'hermes env serve', not for '{mode}'", "leave it out")
-    if package is None and environment is not None:
-        _locate(environment, folders + tuple(_split_options(settings, checks=False)[0]))
-    options = [word for folder in folders for word in ("--dir", str(folder))]
-    options += ["--verifiers", package] if package is not None else []
-    arguments = ("env", "serve", *options, *((environment,) if environment else ()), *settings)
     logs = logs_dir(home()) / "env_replicas" / new_id()
-    click.echo(f"{count} replicas; their logs are in {logs}", err=True)
-    EnvReplicaGroup(arguments, count, logs, lambda text: click.echo(text, err=True)).run()
+
+    def announce(text: str) -> None:
+        click.echo(text, err=True)
+
+    if ray_address is None:
+        announce(f"{count} replicas; their logs are in {logs}")
+        EnvReplicaGroup(arguments, count or 1, logs, announce).run()
+        return
+    from hermes.cluster.connect import open_cluster, prepare
+
+    prepare(ray_address, insecure=ray_insecure, purpose="--ray", flag="--ray")
+    with open_cluster(ray_address, 0) as ray:
+        from hermes.rl.supervise.env_ray import RayEnvPlaces
+
+        places = RayEnvPlaces(ray, _split_options(settings, checks=False)[1])
+        count = count or places.nodes
+        announce(f"{count} replicas on {places.nodes} Ray nodes; their logs are in {logs}")
+        EnvReplicaGroup(arguments, count, logs, announce, places.launch).run()
 
 
 def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:

@@ -23,6 +23,13 @@ from hermes.cli.options import DeviceChoice, json_option
     help="cuda runs a larger version; auto uses it if available.",
 )
 @click.option(
+    "--engine-replicas",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Worker processes of the engine, each with a copy of the model.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("data"),
@@ -30,7 +37,9 @@ from hermes.cli.options import DeviceChoice, json_option
     help="Parent of the quickstart's folder.",
 )
 @json_option
-def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Path, as_json: bool) -> None:
+def quickstart(
+    act: str | None, fast: bool, full: bool, device: str, engine_replicas: int, output: Path, as_json: bool
+) -> None:
     """Generate, evaluate, warm up, reinforce, evaluate again. Two CPU cores, no key, no network.
 
     It measures the machine first and estimates the duration; a slow CPU gets fewer steps and rollouts.
@@ -53,10 +62,10 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
     if act == "feedback":
-        _feedback(torch_device, fast, full, output, as_json)
+        _feedback(torch_device, fast, full, engine_replicas, output, as_json)
         return
     options = QuickstartOptions(
-        choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output
+        choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output, engine_replicas
     )
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
@@ -68,14 +77,15 @@ def quickstart(act: str | None, fast: bool, full: bool, device: str, output: Pat
         click.echo("\n" + report.text(outcome, files))
 
 
-def _feedback(device: str, fast: bool, full: bool, output: Path, as_json: bool) -> None:
+def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output: Path, as_json: bool) -> None:
     import json
 
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
-    options = act.FeedbackOptions(choose(fast=fast, cuda=device == "cuda", full=full), device, output)
+    recipes = choose(fast=fast, cuda=device == "cuda", full=full)
+    options = act.FeedbackOptions(recipes, device, output, engine_replicas)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
         outcome = act.run(options, progress)

@@ -13,7 +13,7 @@ _LAST_COLUMN = 16
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The rows as lines of text that are safe to print; on a terminal, cells are wrapped to its width."""
-    from hermes.safety.columns import aligned_lines
+    from hermes.safety.output.columns import aligned_lines
 
     return aligned_lines(rows)
 
@@ -26,7 +26,7 @@ def columns(
     Where the rows are wider than `width` (default: the terminal's, unlimited elsewhere), columns with the
     headings `less_important` are left out, in that order, until they fit; then the last column is cut.
     """
-    from hermes.safety.columns import aligned_lines, terminal_width
+    from hermes.safety.output.columns import aligned_lines, terminal_width
 
     used = [index for index in range(len(table[0])) if any(row[index] for row in table[1:])]
     width = terminal_width() if width is None else width

@@ -25,7 +25,7 @@ def web(host: str, port: int, no_open: bool) -> None:
 
     from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
-    from hermes.safety.logs import log_to_stderr
+    from hermes.safety.output.logs import log_to_stderr
     from hermes.web.server import WebOptions, serve
 
     log_to_stderr(logging.WARNING)

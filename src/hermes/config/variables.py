@@ -40,6 +40,7 @@ TRAINING = (
         "TINKER_TELEMETRY", "Hermes sets it to `0`, unless you set it: the SDK then sends no telemetry."
     ),
     Variable("RL_API_URL", "The trajectory API that `hermes env serve` and `hermes train` use by default."),
+    Variable("HERMES_FLEET_KEY", "The API key of the servers of `hermes engine fleet`."),
     Variable("HERMES_TEACHER_KEY", "The key of the teacher's server, for `--teacher-url`."),
     Variable("HERMES_EVAL_STEP", "Set for the command of `--eval-command`: the step."),
     Variable("HERMES_EVAL_SAMPLER", "Set for that command: the `tinker://` path of the weights."),

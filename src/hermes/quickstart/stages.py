@@ -51,6 +51,8 @@ class QuickstartOptions:
     """cpu or cuda."""
     output: Path
     """The folder in which the folder of this quickstart is created."""
+    engine_replicas: int = 1
+    """Worker processes of the engine."""
 
 
 def run(options: QuickstartOptions, progress: ProgressCallback) -> QuickstartOutcome:
@@ -72,6 +74,7 @@ class _QuickstartRun:
         progress: ProgressCallback,
     ) -> None:
         self._recipes, self._device = options.recipes, options.device
+        self._engine_replicas = options.engine_replicas
         self._recipe = options.recipes[0]
         self._name, self._folder, self._processes, self._progress = name, folder, processes, progress
         self._engine_url = ""
@@ -140,6 +143,7 @@ class _QuickstartRun:
             "engine",
             (
                 *("engine", "serve", "--model", MODEL, "--device", self._device),
+                *("--replicas", str(self._engine_replicas)),
                 *("--port", str(port), "--state-dir", str(self._folder / "engine")),
             ),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.safety.columns import aligned_lines
+from hermes.safety.output.columns import aligned_lines
 from hermes.safety.text import printable
 
 EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 import tinker
 from tinker import types as tt
 
-from tests.batch.ray_nodes import TOKEN, children_of, cluster, needs_ray
+from tests.batch.ray_nodes import AUTH, cluster, kill_node, needs_ray
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, batch, prompt
-
-AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 
 @needs_ray
@@ -39,9 +36,7 @@ def test_workers_on_three_nodes_train_and_sample_and_one_node_is_killed(
             running = [sampling.sample(prompt(), 2, params) for _ in range(6)]
             gradient = training.forward_backward(batch(6, seed=0), "cross_entropy")
             if step == 1:
-                lost_node = nodes["raylets"][-1]
-                for pid in (lost_node, *children_of(lost_node)):
-                    os.kill(pid, signal.SIGKILL)
+                kill_node(nodes["raylets"][-1])
             losses.append(gradient.result().metrics["loss:sum"])
             training.optim_step(tt.AdamParams(learning_rate=0.01)).result()
             texts = {
@@ -72,10 +67,11 @@ def test_what_is_no_cluster_is_refused_at_the_start(tiny_folder: Path, tmp_path:
 
 @needs_ray
 def test_nodes_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes.cluster.actors import installed_versions
     from hermes.engine.replicas import ray_actor
     from hermes.errors import HostError
 
-    front = ray_actor.installed_versions()
+    front = installed_versions(ray_actor.COMPUTES)
     with pytest.raises(HostError, match=r"other versions .*torch .* instead of 1\.0"):
         ray_actor.EngineActor().serve(("127.0.0.1", 1), b"", "", {**front, "torch": "1.0"})
 

@@ -9,8 +9,6 @@ wait on a full cluster; they are distributed evenly over the nodes that have CPU
 from __future__ import annotations
 
 import asyncio
-import importlib
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,8 @@ from hermes import __version__
 from hermes.batch.journal import JournalSegment, SampleEntry
 from hermes.batch.workers.base import WorkerHandle, WorkerJob
 from hermes.batch.workers.ray_actor import RayActor
-from hermes.batch.workers.ray_cluster import open_cluster
+from hermes.cluster.actors import EvenPlacement, first_line, last_line
+from hermes.cluster.connect import open_cluster
 from hermes.config.load import load
 from hermes.core import JSONObject
 from hermes.errors import HermesError
@@ -29,7 +28,7 @@ from hermes.safety.redact import Redactor
 
 @contextmanager
 def open_ray_workers(folder: Path, address: str | None, num_workers: int) -> Iterator[RayWorkers]:
-    """Workers for the run in `folder`, on the cluster that `ray_cluster.prepare` was called for."""
+    """Workers for the run in `folder`, on the cluster that `cluster.connect.prepare` was called for."""
     with open_cluster(address, num_workers) as ray:
         yield RayWorkers(folder, ray)
 
@@ -39,28 +38,17 @@ class RayWorkers:
         """`ray`: the module, connected to a cluster."""
         self._folder = folder
         self._ray = ray
-        # No CPU, but one byte: Ray applies node affinity only to actors that request a resource.
-        self._actor_class = ray.remote(num_cpus=0, memory=1)(RayActor)
-        self._placed: Counter[str] = Counter()
+        self._placement = EvenPlacement(ray)
+        self._actor_class = ray.remote(**EvenPlacement.RESOURCES)(RayActor)
 
     async def start(self, job: WorkerJob) -> WorkerHandle:
         redact = Redactor(load(job.spec.settings).secrets).text
         segment = JournalSegment(self._folder / "journal" / f"{job.name}.jsonl", redact)
-        actor = self._actor_class.options(scheduling_strategy=self._choose_node()).remote(job, __version__)
+        actor = self._actor_class.options(scheduling_strategy=self._placement.choose_node()).remote(
+            job, __version__
+        )
         actor.serve.remote()
         return _RayWorker(self._ray, actor, segment)
-
-    def _choose_node(self) -> Any:
-        """The node with the fewest actors so far. Ray's own spreading puts actors without CPUs on one node.
-
-        Only preferred: the node may die before the actor is on it.
-        """
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        alive = [node for node in self._ray.nodes() if node["Alive"]]
-        working = [node for node in alive if node["Resources"].get("CPU")] or alive
-        chosen: str = min((node["NodeID"] for node in working), key=lambda node: self._placed[node])
-        self._placed[chosen] += 1
-        return strategies.NodeAffinitySchedulingStrategy(chosen, soft=True)
 
 
 class _RayWorker:
@@ -92,7 +80,7 @@ class _RayWorker:
         except HermesError as error:
             yield {"say": "fatal", "message": error.message, "hint": error.hint}
         except errors.RayError as error:
-            self._ending = _first_line(error)
+            self._ending = first_line(error)
             if getattr(error, "actor_init_failed", False):
                 yield _start_failure(error)
         finally:
@@ -109,13 +97,8 @@ class _RayWorker:
 
 def _start_failure(error: Exception) -> JSONObject:
     """Other nodes would most likely fail too, and no sample is to blame: the run stops."""
-    cause = str(error).strip().splitlines()[-1]
     return {
         "say": "fatal",
-        "message": f"a worker cannot start on the cluster: {cause}",
+        "message": f"a worker cannot start on the cluster: {last_line(error)}",
         "hint": f"pip install 'hermes-research[ray]=={__version__}' on every node",
     }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -100,7 +100,7 @@ def open_workers(
     """The workers that --executor selects; called before any of the user's code is loaded."""
     if options.executor == "ray":
         from hermes.batch.workers.ray import open_ray_workers
-        from hermes.batch.workers.ray_cluster import prepare
+        from hermes.cluster.connect import prepare
 
         prepare(options.ray_address, insecure=options.ray_insecure)
         return open_ray_workers(folder, options.ray_address, options.num_workers)

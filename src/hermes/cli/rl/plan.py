@@ -131,6 +131,6 @@ def plan(
     if as_json:
         click.echo(json.dumps(plan_json(shape, load, cluster, result), indent=2))
     else:
-        from hermes.safety.columns import wrapped
+        from hermes.safety.output.columns import wrapped
 
         click.echo(wrapped(plan_text(shape, load, cluster, result)))

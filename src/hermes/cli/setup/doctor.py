@@ -17,7 +17,7 @@ def doctor(as_json: bool) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
-    from hermes.safety.columns import wrapped
+    from hermes.safety.output.columns import wrapped
     from hermes.safety.text import printable
     from hermes.sandbox.checks import sandbox_checks
 

@@ -137,7 +137,7 @@ def _print_list(skills: Sequence[Skill], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([skill.to_json() for skill in skills], ensure_ascii=False))
         return
-    from hermes.safety.columns import wrapped
+    from hermes.safety.output.columns import wrapped
 
     if not skills:
         click.echo("no skill fits; 'hermes skills browse' lists all")

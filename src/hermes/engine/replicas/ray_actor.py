@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-from importlib.metadata import version
 from multiprocessing.connection import Client
 
-from hermes import __version__
-from hermes.errors import HostError
+from hermes.cluster.actors import Versions, check_versions
 
-Versions = dict[str, str]
-
-
-def installed_versions() -> Versions:
-    """What has to be equal on all nodes: what is sent, and what computes."""
-    return {
-        "hermes": __version__,
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": version("torch").partition("+")[0],
-    }
+COMPUTES = "torch"
+"""The package that has to have one version on all nodes."""
 
 
 class EngineActor:
     """`serve` returns when the front is gone."""
 
     def serve(self, address: tuple[str, int], secret: bytes, token: str, versions: Versions) -> None:
-        node = installed_versions()
-        names = [name for name in node if node[name] != versions[name]]
-        if names:
-            differences = ", ".join(f"{name} {node[name]} instead of {versions[name]}" for name in names)
-            raise HostError(f"a Ray node has other versions than the engine's front: {differences}")
+        check_versions(versions, COMPUTES)
         from hermes.engine.replicas.worker import serve_front
 
         connection = Client(address, authkey=secret)

@@ -18,11 +18,12 @@ from functools import partial
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from hermes.cluster.actors import ActorEnd, installed_versions, wait_for_end
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.fleet import WorkerPlacement
 from hermes.engine.replicas.messages import WorkerSettings
-from hermes.engine.replicas.ray_actor import EngineActor, installed_versions
-from hermes.errors import HermesError, HostError, UsageError
+from hermes.engine.replicas.ray_actor import COMPUTES, EngineActor
+from hermes.errors import UsageError
 
 _POLL_S = 0.2
 _Arrival = queue.SimpleQueue["tuple[Connection[Any, Any], int]"]
@@ -69,7 +70,7 @@ class RayPlaces:
         self._arrivals[token] = arrival
         actor = self.ray.remote(max_restarts=0, **resources)(EngineActor).remote()
         address = self._server.getsockname()[:2]
-        return actor, actor.serve.remote(address, self._secret, token, installed_versions()), arrival
+        return actor, actor.serve.remote(address, self._secret, token, installed_versions(COMPUTES)), arrival
 
     def _total(self, resource: str) -> float:
         return float(self.ray.cluster_resources().get(resource, 0.0))
@@ -104,8 +105,7 @@ class RayProcess:
         self._ray = places.ray
         self._actor, self._serving, self._arrival = places.start(resources)
         self._ended = threading.Event()
-        self._end = ""
-        self._problem: HermesError | None = None
+        self._end = ActorEnd("")
         self._connection: Connection[Any, Any] | None = None
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, name="hermes-ray-watch", daemon=True).start()
@@ -117,7 +117,7 @@ class RayProcess:
             except queue.Empty:
                 if not self._ended.is_set():
                     continue
-                raise self._problem or ConnectionError(self._end) from None
+                raise self._end.problem or ConnectionError(self._end.text) from None
             with self._lock:
                 self._connection = connection
                 if self._ended.is_set():
@@ -132,25 +132,11 @@ class RayProcess:
 
     def describe_end(self) -> str:
         self._ended.wait()
-        return self._end
+        return self._end.text
 
     def _watch(self) -> None:
         """Until Ray reports the actor's end. A lost node closes no connection, so that is done here."""
-        errors = self._ray.exceptions
-        try:
-            self._ray.get(self._serving)
-            self._end = "ended"
-        except errors.RayTaskError as error:
-            cause = error.cause
-            self._problem = cause if isinstance(cause, HermesError) else None
-            self._end = f"failed: {_first_line(cause)}"
-        except errors.RayError as error:
-            self._end = f"was lost by Ray: {_first_line(error)}"
-            if getattr(error, "actor_init_failed", False):
-                self._problem = HostError(
-                    f"a Ray actor cannot start: {_first_line(error)}",
-                    "install Hermes with the same extras on every node",
-                )
+        self._end = wait_for_end(self._ray, lambda: self._ray.get(self._serving))
         with self._lock:
             self._ended.set()
             if self._connection is not None:
@@ -164,8 +150,3 @@ def _shut_down(connection: Connection[Any, Any]) -> None:
             stream.shutdown(socket.SHUT_RDWR)
     except OSError:  # the reader has closed it
         return
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

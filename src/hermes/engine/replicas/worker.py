@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from hermes.models.local.torch_threads import import_torch
-from hermes.safety.logs import log_to_stderr
+from hermes.safety.output.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine

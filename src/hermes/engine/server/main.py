@@ -66,7 +66,7 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
     policy_for(TOKEN_SCHEME, options.host, options.token)
     if options.ray_address is not None:  # before anything imports Ray
-        from hermes.batch.workers.ray_cluster import prepare
+        from hermes.cluster.connect import prepare
 
         prepare(options.ray_address, insecure=options.ray_insecure, purpose="--ray", flag="--ray")
     import_torch()
@@ -87,7 +87,7 @@ def _open_engine(options: ServerOptions) -> Iterator[EngineInterface]:
         with contextlib.closing(_load_engine(options)) as engine:
             yield engine
         return
-    from hermes.batch.workers.ray_cluster import open_cluster
+    from hermes.cluster.connect import open_cluster
     from hermes.engine.replicas.front import EngineFront
     from hermes.engine.replicas.ray_process import RayPlaces
 

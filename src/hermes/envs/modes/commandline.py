@@ -31,7 +31,7 @@ from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
 from hermes.errors import ConfigError, HermesError, UsageError
-from hermes.safety.logs import log_to_stderr
+from hermes.safety.output.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -43,6 +43,8 @@ class FeedbackOptions:
     """cpu or cuda."""
     output: Path
     """The folder in which the folder of this act is created."""
+    engine_replicas: int = 1
+    """Worker processes of the engine."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class _FeedbackAct:
         progress: ProgressCallback,
     ) -> None:
         self._recipes, self._device = options.recipes, options.device
+        self._engine_replicas = options.engine_replicas
         self._name, self._folder, self._processes, self._progress = name, folder, processes, progress
         self._began_s = time.monotonic()
         self._number = 0
@@ -169,9 +172,10 @@ class _FeedbackAct:
         port = ports.choose(ports.ENGINE_PORT)
         url = f"http://127.0.0.1:{port}"
         arguments = ("engine", "serve", "--model", MODEL, "--device", self._device, "--port", str(port))
+        replicas = ("--replicas", str(self._engine_replicas))
         self._processes.serve(
             "engine",
-            (*arguments, "--state-dir", str(self._folder / "engine")),
+            (*arguments, *replicas, "--state-dir", str(self._folder / "engine")),
             lambda: fetch_json(f"{url}/health") is not None,
         )
         return url

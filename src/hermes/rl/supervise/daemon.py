@@ -25,7 +25,7 @@ from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.supervise.plan import RunPlan
 from hermes.rl.supervise.process import signal_group
 from hermes.rl.supervise.supervisor import RunSupervisor
-from hermes.safety.logs import log_to_stderr
+from hermes.safety.output.logs import log_to_stderr
 
 _MAX_DEATHS = 20
 """Supervisors of one run that may die before the run fails."""

@@ -1,0 +1,185 @@
+"""The servers of a fleet: which versions of the weights each has loaded, and which one samples a request.
+
+A request is sampled with one version, on the least busy server that has it. A server that does not answer, or
+has lost its adapters, is left out until it has loaded the version again; the request goes to another one.
+Belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hermes.core import JSONObject
+from hermes.errors import HermesError, ProviderError, UsageError
+from hermes.rl.fleet.dialect import FleetDialect
+from hermes.rl.fleet.versions import PolicyVersion
+
+if TYPE_CHECKING:
+    import httpx2
+
+_MODELS_TIMEOUT_S = 10.0
+_LOAD_TIMEOUT_S = 300.0
+_SAMPLE_TIMEOUT_S = 3600.0
+_RETRY_S = 5.0
+"""Between two attempts to load the same version."""
+_MIN_KEPT = 2
+"""Versions that stay on a server: requests of the one before the newest may still run."""
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class FleetMember:
+    url: str
+    base_model: str
+    versions: list[PolicyVersion] = field(default_factory=list)
+    """Oldest first."""
+    running: Counter[str] = field(default_factory=Counter)
+    """Requests in progress, by the key of their version."""
+
+    not_before_s: float = 0.0
+    """When it may be asked to load a version again that it could not load; monotonic."""
+
+    @property
+    def load(self) -> int:
+        return self.running.total()
+
+    def model_name(self, version: PolicyVersion) -> str:
+        return self.base_model if version.folder is None else version.adapter_name
+
+
+class SamplingFleet:
+    def __init__(self, http: httpx2.AsyncClient, dialect: FleetDialect) -> None:
+        """`http`: sends the key of the servers, if they need one."""
+        self._http, self._dialect = http, dialect
+        self.members: list[FleetMember] = []
+        self.current: PolicyVersion | None = None
+        """The newest version that a server has; None: none yet."""
+
+    async def join(self, urls: Sequence[str]) -> None:
+        """UsageError: a server does not answer, or cannot load adapters."""
+        for url in urls:
+            models = await self._get_models(url)
+            probe = await self._http.post(f"{url}{self._dialect.load_path}", json={})
+            if probe.status_code in (404, 405) or not models:
+                raise UsageError(f"the server at {url} does not load adapters", self._dialect.start_hint)
+            self.members.append(FleetMember(url, models[0]))
+
+    async def publish(self, version: PolicyVersion) -> None:
+        """Loads the version on every server that lacks it; it is current as soon as one has it."""
+        now_s = time.monotonic()
+        missing = [
+            member
+            for member in self.members
+            if version not in member.versions and member.not_before_s <= now_s
+        ]
+        await asyncio.gather(*(self._load(member, version) for member in missing))
+        for member in self.members:
+            await self._unload_old(member)
+
+    def in_use(self) -> set[PolicyVersion]:
+        return {version for member in self.members for version in member.versions}
+
+    async def sample(self, body: JSONObject) -> JSONObject:
+        """ProviderError: no server has the weights, or the request is at fault (its status says so)."""
+        tried: set[str] = set()
+        while True:
+            version = self.current
+            ready = [
+                member
+                for member in self.members
+                if member.url not in tried and version is not None and version in member.versions
+            ]
+            if version is None or not ready:
+                raise ProviderError("no server of the fleet has the weights now", retryable=True, status=503)
+            member = min(ready, key=lambda candidate: candidate.load)
+            tried.add(member.url)
+            answer = await self._sample_at(member, version, body)
+            if answer is not None:
+                return answer
+
+    async def _sample_at(
+        self, member: FleetMember, version: PolicyVersion, body: JSONObject
+    ) -> JSONObject | None:
+        """None: the server has lost the weights or does not answer; another one may."""
+        import httpx2
+
+        name = member.model_name(version)
+        request = self._dialect.request(body, name, is_base=version.folder is None)
+        member.running[version.key] += 1
+        try:
+            url = f"{member.url}{self._dialect.sample_path}"
+            response = await self._http.post(url, json=request, timeout=_SAMPLE_TIMEOUT_S)
+        except httpx2.HTTPError as error:
+            _logger.warning("%s does not answer: %s", member.url, error or type(error).__name__)
+            member.versions.clear()
+            return None
+        finally:
+            member.running[version.key] -= 1
+        if response.status_code >= 500 or response.status_code == 404:
+            _logger.warning("%s returned %s: %s", member.url, response.status_code, response.text[:300])
+            member.versions.clear()
+            return None
+        if response.status_code >= 400:
+            raise ProviderError(response.text[:2000], status=response.status_code)
+        try:
+            return self._dialect.answer(response.json(), name, version.key)
+        except ProviderError as error:
+            _logger.error("%s: %s; it gets no more requests until it has loaded them", member.url, error)
+            member.versions.clear()
+            return None
+
+    async def _load(self, member: FleetMember, version: PolicyVersion) -> None:
+        import httpx2
+
+        member.not_before_s = time.monotonic() + _RETRY_S
+        try:
+            models = await self._get_models(member.url)
+            if version.folder is not None and version.adapter_name not in models:
+                body = {"lora_name": version.adapter_name, "lora_path": str(version.folder)}
+                response = await self._http.post(
+                    f"{member.url}{self._dialect.load_path}", json=body, timeout=_LOAD_TIMEOUT_S
+                )
+                if response.status_code >= 400:
+                    _logger.warning("%s cannot load %s: %s", member.url, version.key, response.text[:500])
+                    return
+        except (httpx2.HTTPError, HermesError) as error:
+            _logger.warning("%s cannot load %s: %s", member.url, version.key, error)
+            return
+        member.versions.append(version)
+        member.not_before_s = 0.0
+        self.current = version
+
+    async def _unload_old(self, member: FleetMember) -> None:
+        import httpx2
+
+        for version in member.versions[:-_MIN_KEPT]:
+            if member.running[version.key]:
+                continue
+            member.versions.remove(version)
+            if version.folder is None:
+                continue
+            try:
+                body = {"lora_name": version.adapter_name}
+                await self._http.post(f"{member.url}{self._dialect.unload_path}", json=body)
+            except httpx2.HTTPError as error:
+                _logger.warning("%s cannot unload %s: %s", member.url, version.key, error)
+
+    async def _get_models(self, url: str) -> list[str]:
+        """The names that the server answers to, the base model first."""
+        import httpx2
+
+        try:
+            response = await self._http.get(f"{url}/v1/models", timeout=_MODELS_TIMEOUT_S)
+            response.raise_for_status()
+            return [str(card["id"]) for card in response.json()["data"]]
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"no {self._dialect.name} server answers at {url}: {error or type(error).__name__}",
+                self._dialect.start_hint,
+            ) from error
