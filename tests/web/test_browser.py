@@ -118,7 +118,7 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
         assert page.locator("#rated").inner_text() == "17"
         page.keyboard.press("c")
         page.keyboard.type("n y 5 u: no key while typing")
-        page.keyboard.press("Control+Enter")
+        page.keyboard.press("Enter")
         page.keyboard.press(keys[0])
         settled(page)
         recorded = ratings_of(rating_site.home, rater)
@@ -126,6 +126,15 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
         assert recorded[-1].comment == "n y 5 u: no key while typing"
         events = ratings_of(rating_site.home, rater, everything=True)
         assert len(events) == 24, "20, three withdrawals, one more"
+        shown = page.locator(".item:not(.waiting)").get_attribute("data-item")
+        page.keyboard.press("c")
+        page.keyboard.type("on second thoughts")
+        page.keyboard.press("Control+Enter")
+        settled(page)
+        again = ratings_of(rating_site.home, rater)
+        assert (again[-1].comment, again[-1].value) == ("on second thoughts", recorded[-1].value)
+        assert again[-1].trajectory_id == recorded[-1].trajectory_id and len(again) == 18
+        assert page.locator(".item:not(.waiting)").get_attribute("data-item") == shown
         assert {rating.elapsed_ms is not None for rating in recorded} == {True}
         assert trouble.events == []
 

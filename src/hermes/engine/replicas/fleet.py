@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from hermes.core.processors import usable_processors
 from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.client import WorkerClient
@@ -39,7 +40,7 @@ def auto_replicas() -> int:
     """One a visible GPU; on a CPU one for every eight cores."""
     import torch
 
-    return torch.cuda.device_count() or max(1, (os.cpu_count() or 1) // _CORES_PER_REPLICA)
+    return torch.cuda.device_count() or max(1, usable_processors() // _CORES_PER_REPLICA)
 
 
 def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
@@ -49,7 +50,7 @@ def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
     gpus = torch.cuda.device_count() if options.device in ("auto", "cuda", "cuda:0") else 0
     if not gpus:
         memory = None if options.memory_bytes is None else options.memory_bytes // replicas
-        threads = max(1, (os.cpu_count() or 1) // replicas)
+        threads = max(1, usable_processors() // replicas)
         settings = WorkerSettings(replace(options, memory_bytes=memory), threads)
         return [WorkerPlacement(settings, partial(LocalProcess, {})) for _ in range(replicas)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import hermes
 from hermes.core import JSON, JSONObject
+from hermes.core.processors import usable_processors
 from hermes.envs.rewards.result import GraderError
 from hermes.sandbox.open import unusable_reason
 
@@ -36,7 +37,7 @@ _START_TIMEOUT_S = 120.0
 """For importing the package on a busy machine."""
 _WALL_FACTOR, _WALL_EXTRA_S = 6, 20.0
 """The processor time may take this much longer on a busy machine."""
-_CONCURRENT = max(4, os.cpu_count() or 1)
+_MIN_CONCURRENT = 4
 _EVALUATOR = "hermes.envs.rewards.evaluator"
 _LIBRARIES = ("site-packages", "dist-packages")
 
@@ -54,7 +55,7 @@ class GraderProcess:
         self._timeout_s = timeout_s
         self._wall_s = wall_s or _WALL_FACTOR * timeout_s + _WALL_EXTRA_S
         self._lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(_CONCURRENT)
+        self._slots = threading.BoundedSemaphore(max(_MIN_CONCURRENT, usable_processors()))
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
 

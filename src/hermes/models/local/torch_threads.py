@@ -11,7 +11,8 @@ other and leave more cores to others, so they may spin longer. docs/benchmarks.m
 from __future__ import annotations
 
 import os
-import sys
+
+from hermes.core.processors import usable_processors
 
 SPINS = "GOMP_SPINCOUNT"
 _FEW, _MORE = "1000", "5000"
@@ -26,13 +27,8 @@ def import_torch() -> None:
     """
     if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
-    os.environ[SPINS] = _FEW if _cores() <= 2 else _MORE
+    os.environ[SPINS] = _FEW if usable_processors() <= 2 else _MORE
     try:
         import torch  # noqa: F401
     finally:
         del os.environ[SPINS]
-
-
-def _cores() -> int:
-    """The cores this process may use: in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

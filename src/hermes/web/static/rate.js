@@ -137,9 +137,9 @@
     const fields = { id: uuid(), mode, decision, queue, trajectory: item.dataset.trajectory, other: item.dataset.other, comment: form.elements.comment.value.trim(), elapsed_ms: String(Math.round(performance.now() - began)) };
     if (mode === "step" && decision !== "skip") {
       fields.step = String(stepAt());
-      history.push({ id: fields.id, item, step: stepAt(), text: decision });
+      history.push({ id: fields.id, item, step: stepAt(), fields });
       mark(item, stepAt(), decision);
-    } else if (decision !== "skip") history.push({ id: fields.id, item });
+    } else if (decision !== "skip") history.push({ id: fields.id, item, fields });
     form.elements.comment.value = "";
     if (decision === "skip") { send("/rate", fields); next(); return; }
     send("/rate", fields);
@@ -158,6 +158,18 @@
     if (mode === "step") { mark(entry.item, entry.step, ""); goStep(entry.step); }
     over = false;
     toast("Taken back");
+  }
+
+  // A rating is not changed: it is taken back and given again, with the comment.
+  function commentLast(text) {
+    const entry = history.at(-1);
+    if (!entry) { toast("Nothing of this page is rated yet: Enter keeps the comment for your next decision"); return; }
+    const fields = { ...entry.fields, id: uuid(), comment: text };
+    send("/rate/undo", { id: uuid(), event: entry.id });
+    send("/rate", fields);
+    Object.assign(entry, { id: fields.id, fields });
+    comment.value = "";
+    toast("Saved with your last rating");
   }
 
   // steps
@@ -198,7 +210,10 @@
 
   const comment = form.elements.comment;
   comment.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") { event.preventDefault(); comment.blur(); }
+    if (event.key !== "Enter") return;
+    event.preventDefault();
+    if ((event.ctrlKey || event.metaKey) && comment.value.trim()) commentLast(comment.value.trim());
+    comment.blur();
   });
   form.addEventListener("submit", (event) => {
     const button = event.submitter;

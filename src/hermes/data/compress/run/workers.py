@@ -17,6 +17,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
+from hermes.core.processors import usable_processors
 from hermes.data.compress.counting.tokens import Counter, TokenizerSpec
 from hermes.data.compress.folding.plan import FoldSettings
 from hermes.data.compress.run.job import CompressItem, CompressResult, compress
@@ -73,7 +74,7 @@ def open_workers(spec: TokenizerSpec, processes: int) -> Iterator[CompressWorker
 
 def processes_for(size_bytes: int) -> int:
     """As many as pay for their start on an input of this size; 0: none does."""
-    return min(os.cpu_count() or 1, 16) if size_bytes > 4_000_000 else 0
+    return min(usable_processors(), 16) if size_bytes > 4_000_000 else 0
 
 
 def _start(spec: TokenizerSpec) -> None:
