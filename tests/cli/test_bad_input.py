@@ -81,6 +81,7 @@ TABLE = [
     ("config unset nothing", 2, "unknown setting 'nothing'", "hermes config show"),
     ("config edit", 2, "an editor needs a terminal", "hermes config set KEY VALUE"),
     (f"engine models --service {ABSENT}", 1, f"no engine answers at {ABSENT}", "hermes engine serve"),
+    ("engine fleet --folder adapters", 2, "Missing option '--base-url'", "hermes engine fleet --help"),
     ("engine import folder", 2, "'folder' is not a PEFT adapter", "adapter_config.json"),
     ("engine serve --port 99999", 2, "99999 is not in the range", "hermes engine serve --help"),
     ("env new a/b", 2, "'a/b' is not a valid name", "letters"),

@@ -60,7 +60,7 @@ def fleet(model: Path, folder: Path, count: int, dialect: str = "vllm") -> Itera
         stack.callback(trainer.kill)
         stack.callback(sampler.kill)
         servers = [stack.enter_context(LoraServer(sampler.url, str(model), dialect)) for _ in range(count)]
-        words = [word for server in servers for word in ("--server", f"{server.url}/v1")]
+        words = [word for server in servers for word in ("--base-url", f"{server.url}/v1")]
         process = Process(
             folder / "home",
             *("engine", "fleet", "--type", dialect, *words, "--folder", str(folder / "adapters")),
@@ -173,11 +173,11 @@ def test_servers_that_cannot_load_adapters_are_refused_at_the_start(model: Path,
     engine = launch(model, tmp_path / "engine")
     try:
         flags = ("--service", engine.url, "--folder", str(tmp_path / "adapters"), "--port", "0")
-        plain = Process(tmp_path / "home", "engine", "fleet", "--server", engine.url, *flags)
+        plain = Process(tmp_path / "home", "engine", "fleet", "--base-url", engine.url, *flags)
         assert plain.wait() == 2, plain.output
         assert f"the server at {engine.url} does not load adapters" in plain.output
         assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1" in plain.output
-        nobody = Process(tmp_path / "home", "engine", "fleet", "--server", "http://127.0.0.1:9", *flags)
+        nobody = Process(tmp_path / "home", "engine", "fleet", "--base-url", "http://127.0.0.1:9", *flags)
         assert nobody.wait() == 2, nobody.output
         assert "no vllm server answers at http://127.0.0.1:9" in nobody.output
     finally:

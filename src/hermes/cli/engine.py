@@ -213,7 +213,14 @@ def serve(
 
 
 @engine.command()
-@click.option("--server", "servers", multiple=True, required=True, metavar="URL", help="Repeatable.")
+@click.option(
+    "--base-url",
+    "servers",
+    multiple=True,
+    required=True,
+    metavar="URL",
+    help="A vLLM or SGLang server; repeatable.",
+)
 @click.option(
     "--type",
     "dialect",
@@ -241,12 +248,16 @@ def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port:
 
     HERMES_ENGINE_TOKEN is the token of engine and fleet, HERMES_FLEET_KEY the API key of the servers.
     """
+    import logging
     import os
 
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.engine.server.security import TOKEN_VARIABLE
     from hermes.rl.fleet.dialect import DIALECTS
     from hermes.rl.fleet.serve import KEY_VARIABLE, FleetOptions, serve
+    from hermes.safety.output.logs import log_to_stderr
 
+    log_to_stderr(logging.WARNING)
     options = FleetOptions(
         engine_url=url,
         servers=servers,
@@ -258,6 +269,7 @@ def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port:
         server_key=os.environ.get(KEY_VARIABLE) or None,
     )
     serve(options, lambda address: click.echo(f"fleet of {len(servers)} on {address}, model policy"))
+    report_stop("engine fleet")
 
 
 @engine.command()

@@ -30,7 +30,6 @@ from hermes.engine.sampling.stops import StopParser
 from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
 from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import EngineCapacityError, EngineUserError
-from hermes.models.tokens.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -255,7 +254,10 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     """None if the model has none: then stops can only be token ids."""
+    from transformers import AutoTokenizer
+
     try:
-        return open_tokenizer(source)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError):
         return None
+    return tokenizer

@@ -85,7 +85,7 @@ async def test_a_reward_model_is_trained_measured_and_served(
     await client.close()
     scored = hermes("reward", "score", "liked", str(_messages_file(tmp_path)), "--json")
     assert scored.wait() == 0, scored.output
-    values = [json.loads(line)["score"] for line in scored.output.splitlines()]
+    values = [json.loads(line)["score"] for line in scored.output.splitlines() if line.startswith("{")]
     assert values == pytest.approx([good.parts["raw"], bad.parts["raw"]], abs=1e-4)
     check_that_it_rates(hermes, url, tmp_path / "home" / "hermes.db")
     check_that_it_ends_without_its_engine(server, url, chat_engine)

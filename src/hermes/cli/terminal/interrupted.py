@@ -72,6 +72,7 @@ KEPT: dict[str, str] = {
 STOPPED: dict[str, str] = {
     "api": "acknowledged groups are in the state directory, and the same command serves them again",
     "api in memory": "groups that no trainer fetched are gone; --state-dir DIR keeps them",
+    "engine fleet": "the servers keep their adapters; the same command uses them again",
     "engine serve": "checkpoints are kept; clients resume from them once the same command runs again",
     "reward serve": "scores are not stored; the same command serves the model again",
     "rl serve": "weights are kept; the same command serves them again",
