@@ -7,6 +7,7 @@ flags.
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -79,6 +80,20 @@ class DeviceChoice(click.Choice[str]):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def folder_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--output DIR, as the parameter `out`."""
+    return click.option(
+        "--output",
+        "--out",
+        "out",
+        cls=RenamedOption,
+        type=click.Path(path_type=pathlib.Path),
+        metavar="DIR",
+        help=help_text,
+    )
+
 
 _FILTERS = (
     click.option("--model", help="Model, as provider/name."),

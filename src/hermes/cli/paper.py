@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import RenamedOption, json_option
+from hermes.cli.options import folder_option, json_option
 
 
 @click.group()
@@ -24,15 +24,7 @@ def paper() -> None:
     show_default=True,
     help="Conference whose form the paper has.",
 )
-@click.option(
-    "--output",
-    "--out",
-    "out",
-    cls=RenamedOption,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder of the paper; default: paper-RUN.",
-)
+@folder_option("Folder of the paper; default: paper-RUN.")
 @click.option("--title", help="Title of the paper; default: from the run's environment and model.")
 @click.option("--author", "authors", multiple=True, help="An author; repeatable. Default: anonymous.")
 @click.option("--cite", "cited", multiple=True, metavar="ARXIV_ID", help="A paper for the bibliography.")

@@ -7,21 +7,13 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import RenamedOption, json_option
+from hermes.cli.options import folder_option, json_option
 
 
 @click.command()
 @click.argument("reference", metavar="RUN|TRAJECTORY")
 @click.option("--name", help="Name of the skill; default: from the task's words.")
-@click.option(
-    "--output",
-    "--out",
-    "out",
-    cls=RenamedOption,
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Folder for the draft.",
-)
+@folder_option("Folder for the draft.")
 @json_option
 def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Draft a skill from work that went well, for you to edit.

@@ -79,7 +79,11 @@ class LocalEnvProcess:
 
     def poll(self) -> ReplicaEnd | None:
         exited = self._handle.poll()
-        return None if exited is None else ReplicaEnd.from_code(exited.code or 0)
+        if exited is None:
+            return None
+        if exited.code is None:
+            return ReplicaEnd(None, "ended with an unknown exit code")
+        return ReplicaEnd.from_code(exited.code)
 
     def terminate(self) -> None:
         signal_group(self._handle.id, signal.SIGTERM)

@@ -169,7 +169,7 @@
     send("/rate", fields);
     Object.assign(entry, { id: fields.id, fields });
     comment.value = "";
-    toast("Saved with your last rating");
+    toast("Added to your last rating");
   }
 
   // steps
