@@ -54,11 +54,26 @@ def test_replicas_share_gpus_in_turn(replicas: int, free: Sequence[int], words: 
     assert missing is None or (words is not None and words in missing.problem)
 
 
+def test_ranks_of_a_replica_divide_the_base_model() -> None:
+    free = [16 * GIB, 16 * GIB, 16 * GIB, 16 * GIB]
+    assert missing_on_gpus(2, 30 * GIB, free) is not None
+    assert missing_on_gpus(2, 30 * GIB, free, ranks=2) is None
+    missing = missing_on_gpus(4, 30 * GIB, free, ranks=2)
+    assert missing is not None
+    assert (
+        "4 engine replicas of 2 processes do not fit on 4 GPUs: each process needs 16.0 GiB"
+        in missing.problem
+    )
+    assert missing.fix.startswith("set engine_replicas to 2 or less")
+
+
 def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
     fields = {"engine_dtype": "float32", "engine_kv_gib": 0.5, "engine_replicas": 3, "engine_exact": True}
-    fields |= {"engine_quantize": "nf4"}
+    fields |= {"engine_quantize": "nf4", "engine_tensor_parallel_size": 2}
     words = " ".join(EngineProcessOptions.from_fields(fields).flags())
-    assert words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --exact"
+    assert (
+        words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --tensor-parallel-size 2 --exact"
+    )
     assert EngineProcessOptions.from_fields({"engine_replicas": 1, "engine_quantize": "none"}).flags() == ()
 
 

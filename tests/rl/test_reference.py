@@ -42,6 +42,7 @@ OWN_LOCKED = (
     "engine_memory_gib",
     "engine_quantize",
     "engine_replicas",
+    "engine_tensor_parallel_size",
     "env_replicas",
     "lora_alpha",
     "lora_targets",

@@ -79,6 +79,13 @@ def engine() -> None:
     help="Worker processes, each with a copy of the model; auto: one a GPU, or one for eight CPU cores.",
 )
 @click.option(
+    "--tensor-parallel-size",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Processes, on a GPU each if there are as many, that divide the layers of one copy of the model.",
+)
+@click.option(
     "--ray",
     "ray_address",
     metavar="HOST:PORT",
@@ -137,6 +144,7 @@ def serve(
     quantize: str | None,
     max_adapters: int,
     replicas: str,
+    tensor_parallel_size: int,
     ray_address: str | None,
     ray_insecure: bool,
     exact: bool,
@@ -181,6 +189,7 @@ def serve(
             kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
             memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
             exact=exact,
+            tensor_parallel_size=tensor_parallel_size,
         ),
         names=names,
         state_dir=state_dir or home() / "engine",

@@ -68,6 +68,8 @@ class Engine:
         """Fails unresolved futures with EngineClosedError; a folder that is being written is completed."""
         self._compute.close()
         self._disk.shutdown(wait=True)
+        if self._parts.followers is not None:
+            self._parts.followers.close()
 
     def create_adapter(self, config: LoraConfig) -> Future[str]:
         try:
@@ -285,6 +287,7 @@ class Engine:
             budget_tokens=self._parts.train_tokens,
             merged=self._parts.merged,
             pause=self._compute.pause_training,
+            run=self._parts.run_pass,
         )
         self._trained_tokens += sum(len(datum.tokens) for datum in data)
         return output

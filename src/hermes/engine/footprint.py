@@ -13,9 +13,12 @@ _CPU_WEIGHT_COPIES = 3
 """Plain weights for training, prepacked ones for sampling, and prepacked ones with an adapter merged in."""
 
 
-def cpu_bytes_needed(base_bytes: int, *, quantized: bool = False) -> int:
-    """What an engine on a CPU needs beside cache and activations; of quantised weights there is one copy."""
-    return (1 if quantized else _CPU_WEIGHT_COPIES) * base_bytes + CPU_RUNTIME_BYTES
+def cpu_bytes_needed(base_bytes: int, *, one_copy: bool = False) -> int:
+    """What an engine on a CPU needs beside cache and activations.
+
+    `one_copy`: of quantised weights, and of those that several processes have together, there is no other.
+    """
+    return (1 if one_copy else _CPU_WEIGHT_COPIES) * base_bytes + CPU_RUNTIME_BYTES
 
 
 def gpu_bytes_needed(base_bytes: int) -> int:

@@ -37,6 +37,9 @@ class EngineOptions:
     """Which implementation of the base model."""
     device_share: float = 1.0
     """Of a GPU's free memory, for this engine: replicas on one GPU divide it."""
+    tensor_parallel_size: int = 1
+    """Processes that have the base model together, each a part of every layer: for a model that does not fit
+    one device. More than one: only in a worker behind a front."""
     quantize: str | None = None
     """nf4 or int8: the layers' matrices are stored in 4 or 8 bits; None: in the dtype."""
     exact: bool = False

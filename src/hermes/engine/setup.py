@@ -29,10 +29,13 @@ from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
 from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
 from hermes.engine.training.merged_adapter import MergedAdapter
+from hermes.engine.training.passes import RunPass, run_pass
 from hermes.engine.types import EngineCapacityError, EngineUserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from hermes.engine.tensor_parallel.followers import Followers
 
 _logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -68,6 +71,9 @@ class EngineParts:
     merged: MergedAdapter | None
     """The merged weights of the adapter that trains; None where the training pass does not merge."""
     base_bytes: int
+    run_pass: RunPass = run_pass
+    followers: Followers | None = None
+    """The other ranks of the model, where it has any."""
 
 
 def build(options: EngineOptions) -> EngineParts:
@@ -75,10 +81,32 @@ def build(options: EngineOptions) -> EngineParts:
     device = _device(options.device)
     quantization = _quantization(options)
     dtype = _dtype(options.dtype, device)
+    if options.tensor_parallel_size > 1:
+        return _build_ranks(options, device, dtype)
     backbone = load_backbone(options.model, device, dtype, options.kind, quantization)
     if options.exact:
         backbone = _batch_invariant(backbone)
-    spec = backbone.spec
+    return _build_parts(options, backbone, _base_bytes(backbone))
+
+
+def _build_ranks(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> EngineParts:
+    """The leader's parts, of a model that several processes have together; they divide the memory limit."""
+    from hermes.engine.tensor_parallel.start import start_ranks
+
+    memory_bytes = options.memory_bytes and options.memory_bytes // options.tensor_parallel_size
+    backbone, followers = start_ranks(options, device, dtype)
+    try:
+        options = replace(options, memory_bytes=memory_bytes)
+        return _build_parts(options, backbone, backbone.nbytes, followers)
+    except BaseException:
+        followers.close()
+        raise
+
+
+def _build_parts(
+    options: EngineOptions, backbone: Backbone, base_bytes: int, followers: Followers | None = None
+) -> EngineParts:
+    spec, device = backbone.spec, backbone.device
     max_length = options.max_length or spec.max_length
     max_batch = options.max_batch or _MAX_BATCH[device.type]
     if max_length < 1 or max_batch < 1:
@@ -88,7 +116,6 @@ def build(options: EngineOptions) -> EngineParts:
             f"A max_length of {max_length} is more than the {spec.max_length} tokens of {spec.name}.",
             f"Use --max-length {spec.max_length} or less.",
         )
-    base_bytes = _base_bytes(backbone)
     room = _cpu_room(options, base_bytes) if device.type == "cpu" else None
     kv_tokens = _kv_tokens(options, backbone, max_batch * slot_size(max_length), room)
     if kv_tokens < max_length:
@@ -98,7 +125,7 @@ def build(options: EngineOptions) -> EngineParts:
             kv_tokens,
             max_length,
         )
-    runner = _runner(backbone, kv_tokens, max_batch)
+    runner = _runner(backbone, kv_tokens, max_batch, followers)
     return EngineParts(
         backbone=backbone,
         sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
@@ -107,6 +134,8 @@ def build(options: EngineOptions) -> EngineParts:
         train_tokens=_train_tokens(backbone, room, options.device_share),
         merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
         base_bytes=base_bytes,
+        run_pass=_run_pass(followers),
+        followers=followers,
     )
 
 
@@ -153,13 +182,14 @@ def _batch_invariant(backbone: Backbone) -> Backbone:
 
 def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
     """Memory beside weights and runtime, at most what is free. EngineCapacityError: the limit leaves none."""
-    needed = cpu_bytes_needed(base_bytes, quantized=options.quantize is not None)
+    ranks = options.tensor_parallel_size
+    needed = cpu_bytes_needed(base_bytes, one_copy=options.quantize is not None or ranks > 1)
     limit = options.memory_bytes or max(_CPU_MEMORY_BYTES, needed + _CPU_MIN_ROOM_BYTES)
-    room = min(limit - needed, free_bytes(torch.device("cpu")))
+    room = min(limit - needed, free_bytes(torch.device("cpu")) // ranks)
     if room <= 0:
         raise EngineCapacityError(
             f"{limit / 2**30:.2f} GiB are not enough for this model: its weights and the libraries need "
-            f"{needed / 2**30:.2f} GiB.",
+            f"{needed / 2**30:.2f} GiB{' in each of the processes' if ranks > 1 else ''}.",
             "Give the engine more memory (--memory-gib), or use a smaller model.",
         )
     return room
@@ -167,7 +197,7 @@ def _cpu_room(options: EngineOptions, base_bytes: int) -> int:
 
 def _kv_tokens(options: EngineOptions, backbone: Backbone, most: int, room: int | None) -> int:
     """Size of the pool of keys and values. EngineCapacityError: too small to use, or more than is free."""
-    token_bytes = kv_bytes_per_token(backbone.spec, backbone.dtype)
+    token_bytes = kv_bytes_per_token(_attention_spec(options, backbone), backbone.dtype)
     free = free_bytes(backbone.device)
     share = int(free * _CUDA_KV_SHARE * options.device_share) if room is None else int(room * _CPU_KV_SHARE)
     budget = options.kv_bytes or share
@@ -185,7 +215,30 @@ def _kv_tokens(options: EngineOptions, backbone: Backbone, most: int, room: int 
     return kv_tokens
 
 
-def _runner(backbone: Backbone, kv_tokens: int, max_batch: int) -> ModelRunner:
+def _attention_spec(options: EngineOptions, backbone: Backbone) -> ModelSpec:
+    """The shape of the attention that one process computes."""
+    if options.tensor_parallel_size == 1:
+        return backbone.spec
+    from hermes.engine.tensor_parallel.plan import largest_local_spec
+
+    return largest_local_spec(backbone.spec, options.tensor_parallel_size)
+
+
+def _run_pass(followers: Followers | None) -> RunPass:
+    if followers is None:
+        return run_pass
+    from hermes.engine.tensor_parallel.leader import LeaderPasses
+
+    return LeaderPasses(followers).run_pass
+
+
+def _runner(backbone: Backbone, kv_tokens: int, max_batch: int, followers: Followers | None) -> ModelRunner:
+    if followers is not None:
+        from hermes.engine.tensor_parallel.backbone import ShardedLlama
+        from hermes.engine.tensor_parallel.leader import LeaderRunner
+
+        assert isinstance(backbone, ShardedLlama)
+        return LeaderRunner(backbone, kv_tokens, followers)
     if backbone.device.type != "cuda":
         return TorchRunner(backbone, KvPool(backbone.spec, kv_tokens, backbone.device, backbone.dtype))
     from hermes.engine.sampling.cuda_runner import PADDING_KV_TOKENS, CudaRunner

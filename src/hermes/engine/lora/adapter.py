@@ -60,15 +60,15 @@ class Adapter:
 
     def weights(self, dtype: torch.dtype) -> LoraWeights:
         """The live parameters in the dtype of the forward pass; gradients flow back to `parameters`."""
-        return _assemble(self.spec, self.config, self.slices, self.parameters.to(dtype))
+        return assemble(self.spec, self.config, self.slices, self.parameters.to(dtype))
 
     def live_weights(self) -> LoraWeights:
         """The parameters in fp32, detached; valid until the next step."""
-        return _assemble(self.spec, self.config, self.slices, self.parameters.detach())
+        return assemble(self.spec, self.config, self.slices, self.parameters.detach())
 
     def freeze(self) -> LoraWeights:
         """A copy of the current weights, which later steps do not change."""
-        return _assemble(self.spec, self.config, self.slices, self.parameters.detach().clone())
+        return assemble(self.spec, self.config, self.slices, self.parameters.detach().clone())
 
     def state(self) -> dict[str, Tensor]:
         """The optimizer state, which an exact resumption needs besides the weights."""
@@ -178,9 +178,10 @@ def initial_parameters(slices: Sequence[ParameterSlice], seed: int) -> Tensor:
     return flat
 
 
-def _assemble(
+def assemble(
     spec: ModelSpec, config: LoraConfig, slices: Sequence[ParameterSlice], flat: Tensor
 ) -> LoraWeights:
+    """The weights as views of the flat parameters; gradients flow back to them."""
     # One split for all matrices: its backward pass is one concatenation, not one addition per matrix.
     matrices = iter(torch.split(flat, _stacked_sizes(slices)))
     scale = config.alpha / config.rank

@@ -11,7 +11,7 @@ import torch
 from hermes.engine.info import PolicyInfo
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
+from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig
 
 
@@ -78,7 +78,7 @@ class AdapterRegistry:
 
     def add_policy(self, weights: LoraWeights, config: LoraConfig, adapter_id: str | None) -> str:
         """Adds a policy with weights that are not changed any more; returns its id."""
-        on_device = _move(weights, self._device)
+        on_device = weights.to(self._device)
         applied = on_device.cast(self._dtype)
         size = _bytes(on_device) + (_bytes(applied) if self._dtype != torch.float32 else 0)
         with self._lock:
@@ -121,14 +121,3 @@ def adapter_bytes(adapter: Adapter | None) -> int:
 def _bytes(weights: LoraWeights) -> int:
     tensors = [t for g in weights.groups.values() for t in (g.a, *(p.b for p in g.parts if p is not None))]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _move(weights: LoraWeights, device: torch.device) -> LoraWeights:
-    return LoraWeights(
-        {
-            site: LoraGroup(
-                group.a.to(device), tuple(p and LoraPart(p.b.to(device), p.scale) for p in group.parts)
-            )
-            for site, group in weights.groups.items()
-        }
-    )

@@ -7,7 +7,7 @@ Linears with the same input share one matrix product with their stacked A matric
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,11 +84,17 @@ class LoraWeights(LoraView):
 
     def cast(self, dtype: torch.dtype) -> LoraWeights:
         """The same weights in the dtype of the forward pass, which saves the cast at every use."""
+        return self._converted(lambda matrix: matrix.to(dtype))
+
+    def to(self, device: torch.device) -> LoraWeights:
+        return self._converted(lambda matrix: matrix.to(device))
+
+    def _converted(self, convert: Callable[[Tensor], Tensor]) -> LoraWeights:
         return LoraWeights(
             {
                 site: LoraGroup(
-                    group.a.to(dtype),
-                    tuple(part and LoraPart(part.b.to(dtype), part.scale) for part in group.parts),
+                    convert(group.a),
+                    tuple(part and LoraPart(convert(part.b), part.scale) for part in group.parts),
                 )
                 for site, group in self.groups.items()
             }
@@ -99,7 +105,7 @@ class LoraWeights(LoraView):
 class LoraSpans(LoraView):
     """Several adapters over one packed batch: [(start, end, weights or None for the base)], without gaps."""
 
-    spans: tuple[tuple[int, int, LoraWeights | None], ...]
+    spans: tuple[tuple[int, int, LoraView | None], ...]
 
     def at(self, group: Site) -> _SpanDelta | None:
         deltas = tuple(
@@ -110,7 +116,7 @@ class LoraSpans(LoraView):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SpanDelta:
-    spans: tuple[tuple[int, int, LoraGroup | None], ...]
+    spans: tuple[tuple[int, int, LoraDelta | None], ...]
 
     def add(self, x: Tensor, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         outputs = [

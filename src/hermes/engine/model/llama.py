@@ -101,7 +101,7 @@ class LlamaBackbone:
         embed = inner.embed_tokens.weight.data.to(device)
         tied = bool(config.tie_word_embeddings)
         return cls(
-            spec=read_spec(config, name, *_linears(config), model.generation_config),
+            spec=read_spec(config, name, *linears_of(config), model.generation_config),
             embed=embed,
             layers=collect(_move_layers(inner, int(config.num_hidden_layers), device)),
             norm=inner.norm.weight.data.to(device),
@@ -130,9 +130,7 @@ class LlamaBackbone:
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, head_dim / 2] of the positions."""
-        angle = positions[:, None].float() * self.inv_freq
-        cos, sin = angle.cos() * self.rope_scale, angle.sin() * self.rope_scale
-        return cos.to(self.dtype)[:, None], sin.to(self.dtype)[:, None]
+        return rotary_embedding(positions, self.inv_freq, self.rope_scale, self.dtype)
 
     def layer(
         self, index: int, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, lora: LoraView | None
@@ -176,13 +174,31 @@ def finish_layer(
     x: Tensor, attn_out: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float
 ) -> Tensor:
     """The layer's output from its input and the attention output [T, heads * D]."""
-    o_delta, gate_up_delta, down_delta = deltas
-    width = [x.shape[1]]
-    x = x + _project(attn_out, weights.o, weights.o_bias, o_delta, width)[0]
+    x = x + attention_output(attn_out, weights, deltas[0])
+    return x + feed_forward(x, weights, deltas[1:], eps)
+
+
+def attention_output(attn_out: Tensor, weights: LlamaLayer, delta: LoraDelta | None) -> Tensor:
+    """What attention adds to the layer's input."""
+    return _project(attn_out, weights.o, weights.o_bias, delta, [weights.o.shape[0]])[0]
+
+
+def feed_forward(x: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float) -> Tensor:
+    """What the feed-forward layer adds to x, the sum of the layer's input and its attention."""
+    gate_up_delta, down_delta = deltas
     normed = rms_norm(x, weights.post_norm, eps)
     widths = [weights.down.shape[1]] * 2
     gate, up = _project(normed, weights.gate_up, None, gate_up_delta, widths)
-    return x + _project(functional.silu(gate) * up, weights.down, None, down_delta, width)[0]
+    return _project(functional.silu(gate) * up, weights.down, None, down_delta, [x.shape[1]])[0]
+
+
+def rotary_embedding(
+    positions: Tensor, inv_freq: Tensor, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, 1, head_dim / 2] of the positions."""
+    angle = positions[:, None].float() * inv_freq
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -235,7 +251,8 @@ def _fuse(layer: Any, device: torch.device) -> LlamaLayer:
     )
 
 
-def _linears(config: Any) -> tuple[dict[Site, Linear], dict[Site, tuple[Site, ...]]]:
+def linears_of(config: Any) -> tuple[dict[Site, Linear], dict[Site, tuple[Site, ...]]]:
+    """The linear layers of a configuration, and which of them are applied as one."""
     width, inner = int(config.hidden_size), int(config.intermediate_size)
     dim = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)
     q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim

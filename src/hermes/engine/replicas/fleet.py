@@ -17,15 +17,17 @@ from functools import partial
 from hermes.core.processors import usable_processors
 from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
+from hermes.engine.local_process import LocalProcess
 from hermes.engine.replicas.client import WorkerClient
 from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
-from hermes.engine.replicas.process import LocalProcess, ReplicaProcess
+from hermes.engine.replicas.process import ReplicaProcess
 from hermes.engine.types import EngineCapacityError
 from hermes.errors import HermesError, HostError
 
 _logger = logging.getLogger(__name__)
 _MAX_STARTS = 5
 """In a row, without becoming ready; then the worker is given up."""
+_WORKER_MODULE = "hermes.engine.replicas.worker"
 _CORES_PER_REPLICA = 8
 """Of a CPU, for `auto`: fewer cores sample and train faster with one pool of threads."""
 
@@ -36,11 +38,12 @@ class WorkerPlacement:
     start: Callable[[], ReplicaProcess]
 
 
-def auto_replicas() -> int:
-    """One a visible GPU; on a CPU one for every eight cores."""
+def auto_replicas(ranks: int = 1) -> int:
+    """One a visible GPU, or for every `ranks` of them; on a CPU one for every eight cores."""
     import torch
 
-    return torch.cuda.device_count() or max(1, usable_processors() // _CORES_PER_REPLICA)
+    gpus = torch.cuda.device_count()
+    return max(1, gpus // ranks) if gpus else max(1, usable_processors() // (_CORES_PER_REPLICA * ranks))
 
 
 def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
@@ -48,19 +51,23 @@ def place(options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
     import torch
 
     gpus = torch.cuda.device_count() if options.device in ("auto", "cuda", "cuda:0") else 0
+    ranks = options.tensor_parallel_size
     if not gpus:
         memory = None if options.memory_bytes is None else options.memory_bytes // replicas
-        threads = max(1, usable_processors() // replicas)
+        threads = max(1, usable_processors() // (replicas * ranks))
         settings = WorkerSettings(replace(options, memory_bytes=memory), threads)
-        return [WorkerPlacement(settings, partial(LocalProcess, {})) for _ in range(replicas)]
+        start = partial(LocalProcess, _WORKER_MODULE, {})
+        return [WorkerPlacement(settings, start) for _ in range(replicas)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = visible if len(visible) == gpus and visible[0] else [str(number) for number in range(gpus)]
-    share = 1 / -(-replicas // gpus)
+    share = 1 / -(-replicas * ranks // gpus)
     settings = WorkerSettings(replace(options, device="cuda", device_share=share), 0)
-    return [
-        WorkerPlacement(settings, partial(LocalProcess, {"CUDA_VISIBLE_DEVICES": names[number % gpus]}))
-        for number in range(replicas)
-    ]
+    placements = []
+    for number in range(replicas):
+        visible_here = dict.fromkeys(names[(number * ranks + rank) % gpus] for rank in range(ranks))
+        environ = {"CUDA_VISIBLE_DEVICES": ",".join(visible_here)}
+        placements.append(WorkerPlacement(settings, partial(LocalProcess, _WORKER_MODULE, environ)))
+    return placements
 
 
 class WorkerFleet:
@@ -145,8 +152,10 @@ class WorkerFleet:
         further = len(self._placements) - 1
         if first.device != "cpu" or not further or not self._on_host:
             return
-        quantized = self._placements[0].settings.engine.quantize is not None
-        needed = cpu_bytes_needed(first.base_bytes, quantized=quantized)
+        options = self._placements[0].settings.engine
+        ranks = options.tensor_parallel_size
+        one_copy = options.quantize is not None or ranks > 1
+        needed = ranks * cpu_bytes_needed(first.base_bytes, one_copy=one_copy)
         free = free_bytes(torch.device("cpu"))
         if further * needed > free:
             raise EngineCapacityError(

@@ -31,9 +31,9 @@ from hermes.engine.compute import closed_error
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
 from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
+from hermes.engine.lora.weight_arrays import encode_weights
 from hermes.engine.replicas.client import WorkerClient, WorkerLostError
 from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
-from hermes.engine.replicas.messages import encode_weights
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.replicas.totals import add_stats, no_stats, only_counts

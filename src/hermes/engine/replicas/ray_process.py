@@ -43,25 +43,37 @@ class RayPlaces:
     def close(self) -> None:
         self._server.close()
 
-    def auto_replicas(self) -> int:
-        """One a GPU; in a cluster without GPUs one a node."""
-        return int(self._total("GPU")) or sum(bool(node["Alive"]) for node in self.ray.nodes())
+    def auto_replicas(self, ranks: int) -> int:
+        """One a GPU, or for every `ranks` of them; in a cluster without GPUs one a node."""
+        gpus = int(self._total("GPU"))
+        return max(1, gpus // ranks) if gpus else sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def place(self, options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
-        """UsageError: the cluster has fewer cores than replicas."""
+        """UsageError: the cluster has fewer cores than replicas, or fewer GPUs than their ranks need."""
         gpus, cores = self._total("GPU"), int(self._total("CPU"))
-        if replicas > cores:
+        ranks = options.tensor_parallel_size
+        if replicas * ranks > cores:
             raise UsageError(
-                f"{replicas} replicas need as many cores, and the Ray cluster has {cores}",
-                f"use --replicas {max(1, cores)} or less, or add nodes to the cluster",
+                f"{replicas} replicas{_of_ranks(ranks)} need as many cores, and the Ray cluster has {cores}",
+                f"use --replicas {max(1, cores // ranks)} or less, or add nodes to the cluster",
             )
-        if gpus and options.device != "cpu":
+        if gpus and options.device != "cpu" and ranks > 1:
+            if replicas * ranks > gpus:
+                raise UsageError(
+                    f"{replicas} replicas{_of_ranks(ranks)} need a GPU a process, and the Ray cluster has "
+                    f"{gpus:g}",
+                    f"use --replicas {max(1, int(gpus) // ranks)} or less, or a smaller "
+                    "--tensor-parallel-size",
+                )
+            settings = WorkerSettings(replace(options, device="cuda"), 0)
+            resources: dict[str, Any] = {"num_cpus": ranks, "num_gpus": ranks}
+        elif gpus and options.device != "cpu":
             share = min(1.0, gpus / replicas)
             settings = WorkerSettings(replace(options, device="cuda", device_share=share), 0)
-            resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": share}
+            resources = {"num_cpus": 1, "num_gpus": share}
         else:
-            settings = WorkerSettings(options, max(1, cores // replicas))
-            resources = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+            settings = WorkerSettings(options, max(1, cores // (replicas * ranks)))
+            resources = {"num_cpus": ranks, "scheduling_strategy": "SPREAD"}
         return [WorkerPlacement(settings, partial(RayProcess, self, resources)) for _ in range(replicas)]
 
     def start(self, resources: dict[str, Any]) -> tuple[Any, Any, _Arrival]:
@@ -141,6 +153,10 @@ class RayProcess:
             self._ended.set()
             if self._connection is not None:
                 _shut_down(self._connection)
+
+
+def _of_ranks(ranks: int) -> str:
+    return f" of {ranks} processes" if ranks > 1 else ""
 
 
 def _shut_down(connection: Connection[Any, Any]) -> None:

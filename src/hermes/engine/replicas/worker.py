@@ -25,7 +25,8 @@ from hermes.safety.output.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
-    from hermes.engine.replicas.messages import Call, Reply, WeightArrays
+    from hermes.engine.lora.weight_arrays import WeightArrays
+    from hermes.engine.replicas.messages import Call, Reply
     from hermes.engine.types import Datum, Floats, LoraConfig, Loss, SampleRequest
 
 
@@ -44,7 +45,8 @@ def serve_front(front: Connection[Any, Any]) -> None:
 
     from hermes.engine.engine import Engine
     from hermes.engine.memory import capacity_error, is_out_of_memory
-    from hermes.engine.replicas.messages import Reply, WorkerReady, encode_error
+    from hermes.engine.replicas.messages import Reply, WorkerReady
+    from hermes.engine.sent_errors import encode_error
     from hermes.errors import HermesError
 
     settings = front.recv()
@@ -107,7 +109,7 @@ class _EngineWorker:
         self._reply(number, None)
 
     def _on_add_policy(self, number: int, policy_id: str, arrays: WeightArrays, config: LoraConfig) -> None:
-        from hermes.engine.replicas.messages import decode_weights
+        from hermes.engine.lora.weight_arrays import decode_weights
 
         self._policies[policy_id] = self._engine.add_policy(decode_weights(arrays), config).result()
         self._reply(number, None)
@@ -158,7 +160,8 @@ class _EngineWorker:
         self._replies.put(lambda: Reply(number, "result", value, self._engine.stats()))
 
     def _reply_error(self, number: int, error: BaseException) -> None:
-        from hermes.engine.replicas.messages import Reply, encode_error
+        from hermes.engine.replicas.messages import Reply
+        from hermes.engine.sent_errors import encode_error
 
         self._replies.put(lambda: Reply(number, "error", encode_error(error), self._engine.stats()))
 

@@ -25,7 +25,7 @@ from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import lm_head_linear, prepack
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
-from hermes.engine.spec import HEAD
+from hermes.engine.spec import HEAD, ModelSpec
 from hermes.engine.types import Floats, Ints
 
 
@@ -170,8 +170,10 @@ def sample_logits(logits: Tensor, topk: int, tensors: SamplingTensors) -> Sample
 class TorchRunner:
     depth = 0
 
-    def __init__(self, backbone: Backbone, pool: KvPool) -> None:
+    def __init__(self, backbone: Backbone, pool: KvPool, spec: ModelSpec | None = None) -> None:
+        """`spec`: the shape of the attention, where the backbone has some of the heads only."""
         self._base = prepack(backbone)
+        self._spec = spec or backbone.spec
         self._pool = pool
         self._merged: tuple[Policy, Backbone] | None = None
         self._batch: DecodeBatch | None = None
@@ -213,7 +215,7 @@ class TorchRunner:
 
     def _prefill_attend(self, kv_indices: Tensor, chunks: Sequence[PrefillChunk]) -> Attend:
         ranges = [(chunk.slot_start, chunk.offset, len(chunk.tokens)) for chunk in chunks]
-        return prefill_attend(self._base.spec, self._pool, kv_indices, ranges)
+        return prefill_attend(self._spec, self._pool, kv_indices, ranges)
 
     @torch.inference_mode()
     def logits(self, policy: Policy, hidden: Tensor) -> Tensor:
@@ -234,7 +236,7 @@ class TorchRunner:
     def load(self, batch: DecodeBatch) -> None:
         self._batch = batch
         rows_per_policy = [rows for _, rows in batch.sampling.policies]
-        prefixes = shared_prefixes(self._base.spec, rows_per_policy, batch.slot_starts, batch.prompts)
+        prefixes = shared_prefixes(self._spec, rows_per_policy, batch.slot_starts, batch.prompts)
         self._runs = slot_runs(batch.slot_starts, batch.slot_sizes, prefixes, self._pool)
         self._lengths = batch.lengths.copy()
         self._slot_starts = self._tensor(batch.slot_starts)
@@ -243,18 +245,23 @@ class TorchRunner:
 
     @torch.inference_mode()
     def step(self) -> SampleFuture:
+        hidden = self._decode_hidden()
         assert self._batch is not None
-        sampling = self._batch.sampling
-        positions = self._tensor(self._lengths)
-        kv_indices = self._slot_starts + positions
-        attend = decode_attend(self._base.spec, self._pool, kv_indices, self._runs, self._lengths)
-        backbone, lora = self._weights(sampling.policies)
-        hidden = backbone.hidden(self._tokens, positions, attend, lora)
-        sampled = self._sample(hidden, sampling, self._sampling_state)
+        sampled = self._sample(hidden, self._batch.sampling, self._sampling_state)
         self._tokens = sampled.tokens
-        self._lengths += 1
         self._sampling_state.counts.add_(1)
         return sampled
+
+    def _decode_hidden(self) -> Tensor:
+        """Final hidden states of the running batch, whose sequences are one token longer afterwards."""
+        assert self._batch is not None
+        positions = self._tensor(self._lengths)
+        kv_indices = self._slot_starts + positions
+        attend = decode_attend(self._spec, self._pool, kv_indices, self._runs, self._lengths)
+        backbone, lora = self._weights(self._batch.sampling.policies)
+        hidden = backbone.hidden(self._tokens, positions, attend, lora)
+        self._lengths += 1
+        return hidden
 
     def _sample(self, hidden: Tensor, sampling: SamplingMetadata, tensors: SamplingTensors) -> SampleReady:
         return sample_logits(self._logits(sampling.policies, hidden), sampling.topk, tensors)

@@ -92,14 +92,14 @@ def _open_engine(options: ServerOptions) -> Iterator[EngineInterface]:
     from hermes.engine.replicas.ray_process import RayPlaces
 
     with open_cluster(options.ray_address, 0) as ray, contextlib.closing(RayPlaces(ray)) as places:
-        replicas = options.replicas or places.auto_replicas()
+        replicas = options.replicas or places.auto_replicas(options.engine.tensor_parallel_size)
         placements = places.place(options.engine, replicas)
         with contextlib.closing(EngineFront(options.engine, replicas, placements=placements)) as front:
             yield front
 
 
 def _load_engine(options: ServerOptions) -> EngineInterface:
-    if options.replicas == 1:
+    if options.replicas == 1 and options.engine.tensor_parallel_size == 1:
         from hermes.engine.engine import Engine
 
         engine = Engine(options.engine)
@@ -108,7 +108,7 @@ def _load_engine(options: ServerOptions) -> EngineInterface:
     from hermes.engine.replicas.fleet import auto_replicas
     from hermes.engine.replicas.front import EngineFront
 
-    return EngineFront(options.engine, options.replicas or auto_replicas())
+    return EngineFront(options.engine, options.replicas or auto_replicas(options.engine.tensor_parallel_size))
 
 
 async def _run(

@@ -46,6 +46,22 @@ class TrainingPass(Protocol):
         ...
 
 
+class RunPass(Protocol):
+    def __call__(
+        self,
+        backbone: Backbone,
+        adapter: Adapter,
+        batch: Pack,
+        *,
+        train: bool,
+        checkpoint: bool = False,
+        merged: MergedAdapter | None = None,
+        pause: Callable[[], None] | None = None,
+    ) -> TrainingPass:
+        """See `run_pass`."""
+        ...
+
+
 def run_pass(
     backbone: Backbone,
     adapter: Adapter,

@@ -32,16 +32,17 @@ def missing_memory(config: Config, model: str, fields: Mapping[str, Any]) -> Mis
     from hermes.training.schedule import parameters_of
 
     settings, replicas = config.settings.rl, int(fields.get("engine_replicas") or 1)
-    parameters = parameters_of(model)
+    parameters, ranks = parameters_of(model), int(fields.get("engine_tensor_parallel_size") or 1)
     if replicas == 1 or parameters is None or service_of(settings, config.environ) is not None:
         return None
     quantized_bytes = _QUANTIZED_BYTES.get(fields.get("engine_quantize") or "none")
     base_bytes = int(parameters * (quantized_bytes or _BYTES.get(fields.get("engine_dtype") or "auto", 2.0)))
     if settings.device != "cpu" and has_gpu():
-        return missing_on_gpus(replicas, base_bytes, gpu_free_bytes(config.environ))
+        return missing_on_gpus(replicas, base_bytes, gpu_free_bytes(config.environ), ranks)
     memory_gib: float | None = fields.get("engine_memory_gib")
     limit = None if memory_gib is None else int(memory_gib * _GIB)
-    needed = cpu_bytes_needed(base_bytes, quantized=quantized_bytes is not None)
+    one_copy = quantized_bytes is not None or ranks > 1
+    needed = ranks * cpu_bytes_needed(base_bytes // ranks, one_copy=one_copy)
     return missing_on_cpu(replicas, needed, limit, cpu_free_bytes())
 
 
@@ -60,19 +61,24 @@ def missing_on_cpu(
     )
 
 
-def missing_on_gpus(replicas: int, base_bytes: int, free: Sequence[int]) -> MissingRequirement | None:
-    """`free`: of each visible GPU. Replicas are placed on the GPUs in turn."""
+def missing_on_gpus(
+    replicas: int, base_bytes: int, free: Sequence[int], ranks: int = 1
+) -> MissingRequirement | None:
+    """`free`: of each visible GPU. Replicas, each of `ranks` processes, are placed on the GPUs in turn."""
     if not free:
         return None
-    needed = gpu_bytes_needed(base_bytes)
+    needed = gpu_bytes_needed(base_bytes // ranks)
     for number, room in enumerate(free):
-        placed = len(range(number, replicas, len(free)))
+        placed = len(range(number, replicas * ranks, len(free)))
         if placed * needed > room:
-            fitting = sum(size // needed for size in free)
+            fitting = sum(size // needed for size in free) // ranks
+            gpus = f"{len(free)} GPU{'s' if len(free) > 1 else ''}"
+            processes = f" of {ranks} processes" if ranks > 1 else ""
+            holder = "each process" if ranks > 1 else "each"
             return MissingRequirement(
-                f"{replicas} engine replicas do not fit on {len(free)} GPU{'s' if len(free) > 1 else ''}: "
-                f"each needs {needed / _GIB:.1f} GiB at least, and GPU {number} has {room / _GIB:.1f} GiB "
-                f"free for {placed}",
+                f"{replicas} engine replicas{processes} do not fit on {gpus}: {holder} needs "
+                f"{needed / _GIB:.1f} GiB at least, and GPU {number} has {room / _GIB:.1f} GiB free for "
+                f"{placed}",
                 f"set engine_replicas to {max(1, fitting)} or less, or train a smaller model",
             )
     return None

@@ -70,6 +70,7 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.engine_kv_gib": _LENGTH,
         "tinker.engine_quantize": "it changes the base model that is trained and sampled",
         "tinker.engine_replicas": "each replica has a copy of the base model in memory",
+        "tinker.engine_tensor_parallel_size": "it decides how many devices the base model needs",
         "tinker.env_replicas": "it decides how many processes a run has",
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
@@ -163,6 +164,9 @@ class TrainerFields(BaseModel):
     )
     engine_replicas: int = Field(
         default=1, ge=1, le=64, description="Worker processes of the run's engine, each with the base model."
+    )
+    engine_tensor_parallel_size: int = Field(
+        default=1, ge=1, le=64, description="Processes that divide one copy of the base model's layers."
     )
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."

@@ -26,6 +26,7 @@ class EngineProcessOptions:
     kv_gib: float | None = None
     quantize: str | None = None
     replicas: int | None = None
+    tensor_parallel_size: int | None = None
     max_adapters: int | None = None
     exact: bool = False
 
@@ -38,6 +39,7 @@ class EngineProcessOptions:
             kv_gib=fields.get("engine_kv_gib"),
             quantize=None if fields.get("engine_quantize") == "none" else fields.get("engine_quantize"),
             replicas=fields.get("engine_replicas"),
+            tensor_parallel_size=fields.get("engine_tensor_parallel_size"),
             exact=bool(fields.get("engine_exact")),
         )
 
@@ -48,6 +50,7 @@ class EngineProcessOptions:
             "--kv-gib": self.kv_gib,
             "--quantize": self.quantize,
             "--replicas": None if self.replicas == 1 else self.replicas,
+            "--tensor-parallel-size": None if self.tensor_parallel_size == 1 else self.tensor_parallel_size,
             "--max-adapters": self.max_adapters,
         }
         words = tuple(word for name, value in options.items() if value for word in (name, str(value)))

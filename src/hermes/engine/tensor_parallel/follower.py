@@ -1,0 +1,187 @@
+"""A follower process: one rank's part of the model, with which it repeats what the leader does.
+
+    python -m hermes.engine.tensor_parallel.follower FD
+
+It exits at once when the leader is gone, also in the middle of a computation, and after any error: the leader
+then ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from hermes.models.local.torch_threads import import_torch
+from hermes.safety.output.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hermes.engine.attention.kv_cache import KvSlot
+    from hermes.engine.attention.packing import Pack
+    from hermes.engine.lora.policy import Policy
+    from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk
+    from hermes.engine.tensor_parallel.backbone import ShardedLlama
+    from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays
+    from hermes.engine.types import Floats, LoraConfig
+
+
+_DEATH_S = 2.0
+"""After an error, for the end of the leader to be noticed: then that is the reason."""
+
+
+def main() -> None:
+    leader: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    settings: FollowerSettings = leader.recv()
+    log_to_stderr(logging.WARNING, f"rank {settings.rank}: ")
+    commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(leader, commands), name="hermes-rank-read", daemon=True).start()
+    backbone = _load(settings, leader)
+    if backbone is not None:
+        _FollowerRank(settings, backbone, commands).run()
+
+
+def _read(leader: Connection[Any, Any], commands: queue.SimpleQueue[bytes]) -> None:
+    """A thread of its own: a rank that waits in a collective would not notice the leader's end."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            commands.put(leader.recv_bytes())
+    os._exit(0)
+
+
+def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLlama | None:
+    """Tells the leader when this rank's part is loaded, or why it is not."""
+    import_torch()
+    import torch
+    from transformers import AutoConfig
+
+    from hermes.engine.memory import capacity_error, is_out_of_memory
+    from hermes.engine.sent_errors import encode_error
+    from hermes.engine.tensor_parallel.backbone import load_shard
+    from hermes.errors import HermesError
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    try:
+        config = AutoConfig.from_pretrained(settings.model)
+        device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+        backbone = load_shard(settings.model, config, settings.rank, settings.size, device, dtype)
+    except (HermesError, RuntimeError, MemoryError) as error:
+        if not isinstance(error, HermesError) and not is_out_of_memory(error):
+            raise
+        problem = error if isinstance(error, HermesError) else capacity_error(error, "the base model")
+        leader.send(encode_error(problem))
+        return None
+    leader.send(None)
+    return backbone
+
+
+class _FollowerRank:
+    def __init__(
+        self, settings: FollowerSettings, backbone: ShardedLlama, commands: queue.SimpleQueue[bytes]
+    ) -> None:
+        from hermes.engine.lora.policy import Policy
+
+        self._settings, self._backbone, self._commands = settings, backbone, commands
+        self._policies: dict[str | None, Policy] = {None: Policy(None, None, None)}
+        self._runner: Any = None
+        """A `_FollowerRunner`, once the leader has told its size."""
+        self._parameters: Tensor | None = None
+        """Of the adapter that was trained last."""
+        self._states: Tensor | None = None
+        """Of the forward pass whose backward pass may follow."""
+
+    def run(self) -> None:
+        from hermes.engine.tensor_parallel.messages import decode_command
+
+        while True:
+            name, arguments = decode_command(self._commands.get(), self._policies.__getitem__)
+            try:
+                getattr(self, f"_on_{name}")(*arguments)
+            except Exception:
+                time.sleep(_DEATH_S)  # if the leader is gone, `_read` ends the process meanwhile
+                raise
+
+    def _on_join(self) -> None:
+        from hermes.engine.tensor_parallel.collectives import join_ranks
+
+        settings = self._settings
+        join_ranks(settings.rank, settings.size, settings.meeting, own_gpus=settings.own_gpus)
+
+    def _on_open_pool(self, kv_tokens: int) -> None:
+        from hermes.engine.tensor_parallel.follower_runner import FollowerRunner
+
+        self._runner = FollowerRunner(self._backbone, kv_tokens)
+
+    def _on_add_policy(self, sent: PolicyArrays) -> None:
+        from hermes.engine.lora.policy import Policy
+        from hermes.engine.lora.weight_arrays import decode_weights
+
+        weights = decode_weights(sent.arrays).to(self._backbone.device)
+        self._policies[sent.id] = Policy(sent.id, weights, weights.cast(self._backbone.dtype))
+
+    def _on_forget(self, policy_id: str) -> None:
+        self._runner.unmerge(self._policies.pop(policy_id))
+
+    def _on_prefill(self, chunks: list[PrefillChunk]) -> None:
+        self._runner.prefill(chunks)
+
+    def _on_copy(self, source: int, targets: list[int], tokens: int) -> None:
+        self._runner.copy(source, targets, tokens)
+
+    def _on_zero(self, slot: KvSlot) -> None:
+        self._runner.zero(slot)
+
+    def _on_load(self, batch: DecodeBatch) -> None:
+        self._runner.load(batch)
+
+    def _on_step(self) -> None:
+        self._runner.repeat_step()
+
+    def _on_forward(
+        self, batch: Pack, config: LoraConfig, parameters: Floats | None, train: bool, checkpoint: bool
+    ) -> None:
+        import torch
+
+        from hermes.engine.attention.packed import packed_attend
+        from hermes.engine.lora.adapter import assemble, plan_slices
+        from hermes.engine.transfer import to_device
+
+        backbone, device = self._backbone, self._backbone.device
+        self._states = None
+        if parameters is not None:
+            self._parameters = torch.from_numpy(parameters).to(device).requires_grad_()
+        assert self._parameters is not None, "the first pass has the parameters"
+        tokens, positions = to_device((batch.tokens, batch.positions), device)
+        with torch.set_grad_enabled(train):
+            flat = self._parameters.to(backbone.dtype)
+            lora = assemble(backbone.spec, config, plan_slices(backbone.spec, config), flat)
+            attend = packed_attend(batch, backbone.spec, device)
+            hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=checkpoint)
+        if train:
+            self._states = hidden
+
+    def _on_backward(self) -> None:
+        import torch
+
+        from hermes.engine.tensor_parallel.collectives import broadcast, sum_on_leader
+
+        assert self._states is not None and self._parameters is not None
+        states, self._states = self._states, None
+        upstream = broadcast(torch.empty_like(states))
+        if states.requires_grad:
+            (partial,) = torch.autograd.grad(states, self._parameters, upstream)
+        else:  # the adapter trains the LM head alone
+            partial = torch.zeros_like(self._parameters)
+        sum_on_leader(partial)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The leader's view of the other ranks: starts them, sends them what to repeat, and ends with them.
+
+The ranks of a model live and die together. A rank that is gone, or an error while the ranks compute together
+(for which the others would wait), ends this process; whoever started it starts it again. So a leader belongs
+in a worker process behind a front, which keeps everything that lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hermes.engine.local_process import LocalProcess
+from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weight_arrays import encode_weights
+from hermes.engine.sent_errors import decode_error
+from hermes.engine.tensor_parallel.collectives import join_ranks
+from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays, encode_command
+from hermes.errors import HostError
+
+_logger = logging.getLogger(__name__)
+_MODULE = "hermes.engine.tensor_parallel.follower"
+_FAILED = 1
+_DEATH_S = 2.0
+"""After an error, for the end of another rank to be reported: then that is the reason."""
+
+
+class Followers:
+    """Used by one thread at a time, once `join` has returned."""
+
+    def __init__(self, model: str, size: int, device: torch.device, dtype: torch.dtype) -> None:
+        """Starts the processes, which load their parts while the leader loads its own."""
+        self._folder = Path(tempfile.mkdtemp(prefix="hermes-ranks-"))
+        self.size = size
+        self._own_gpus = device.type == "cuda" and torch.cuda.device_count() >= size
+        self._processes: list[LocalProcess] = []
+        self._connections: list[Connection[Any, Any]] = []
+        self._policies: set[str] = set()
+        """Ids of those that the followers have."""
+        self._closed = False
+        threads = torch.get_num_threads() if device.type == "cpu" else 0
+        for rank in range(1, size):
+            process = LocalProcess(_MODULE, _environ(device, rank))
+            connection = process.connect()
+            name = str(dtype).removeprefix("torch.")
+            meeting = self._folder / "meeting"
+            connection.send(
+                FollowerSettings(model, rank, size, device.type, name, threads, meeting, self._own_gpus)
+            )
+            self._processes.append(process)
+            self._connections.append(connection)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes)
+
+    def join(self) -> None:
+        """Waits until all have loaded their parts, and connects the ranks.
+
+        HermesError: why one could not. HostError: one ended before it was ready.
+        """
+        ranks = zip(self._processes, self._connections, strict=True)
+        for rank, (process, connection) in enumerate(ranks, 1):
+            try:
+                problem = connection.recv()
+            except (EOFError, OSError) as error:
+                raise HostError(
+                    f"rank {rank} of the model {process.describe_end()} while it loaded its part",
+                    "see the lines before this one; without any, the system may have been short of memory",
+                ) from error
+            if problem is not None:
+                raise decode_error(problem)
+        self.send("join")
+        join_ranks(0, self.size, self._folder / "meeting", own_gpus=self._own_gpus)
+        for process in self._processes:
+            threading.Thread(
+                target=self._watch, args=(process,), name="hermes-rank-watch", daemon=True
+            ).start()
+
+    def send(self, name: str, *arguments: Any) -> None:
+        """Sends a call to all followers, after the policies that it needs."""
+        data, policies = encode_command((name, arguments))
+        for policy in policies:
+            self._send_policy(policy)
+        self._send(data)
+
+    @contextmanager
+    def repeating(self, name: str, *arguments: Any) -> Iterator[None]:
+        """The followers repeat what the leader does in this block. An error in it ends the process."""
+        try:
+            self.send(name, *arguments)
+            yield
+        except Exception:
+            time.sleep(_DEATH_S)
+            _logger.exception("the ranks of the model cannot go on after an error in '%s'", name)
+            self._end_process()
+
+    def forget(self, policy: Policy) -> None:
+        """Frees a policy's weights in the followers; they are sent again if it is used again."""
+        if policy.id in self._policies:
+            self._policies.discard(policy.id)
+            self.send("forget", policy.id)
+
+    def close(self) -> None:
+        self._closed = True
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send_policy(self, policy: Policy) -> None:
+        if policy.id is None or policy.id in self._policies:
+            return
+        assert policy.weights is not None
+        self._policies.add(policy.id)
+        self.send("add_policy", PolicyArrays(policy.id, encode_weights(policy.weights)))
+
+    def _send(self, data: bytes) -> None:
+        for connection in self._connections:
+            connection.send_bytes(data)
+
+    def _watch(self, process: LocalProcess) -> None:
+        process.wait()
+        if not self._closed:
+            _logger.error("a rank of the model, pid %d, %s", process.pid, process.describe_end())
+            self._end_process()
+
+    def _end_process(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(_FAILED)
+
+
+def _environ(device: torch.device, rank: int) -> dict[str, str]:
+    """With GPUs, the rank's own one; with fewer GPUs than ranks they take turns."""
+    if device.type != "cuda":
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    return {"CUDA_VISIBLE_DEVICES": names[rank % len(names)]}
