@@ -1,9 +1,10 @@
 """Sampling and training through `hermes engine serve --replicas N`, for several N, over the public SDK.
 
-    python bench/replicas.py MODEL_FOLDER --output replicas.json [--replicas 1,2] [--device auto] [--kv-gib 4]
+    python bench/replicas.py MODEL_FOLDER --output replicas.json [--replicas 1,2,1x2] [--device auto]
+                             [--kv-gib 4]
                              [--requests 64] [--samples 8] [--prompt 200] [--new 64] [--steps 4]
 
-Each N is a server of its own, on this machine. Sampling: distinct random prompts, all requested at once,
+Each N is a server of its own, on this machine; NxT has --tensor-parallel-size T as well. Sampling: distinct random prompts, all requested at once,
 every sample runs to its full length. Training: `steps` calls of forward_backward and optim_step on the same
 sequences, after one that warms up. The losses of those steps are in the report: they show how close N workers
 are to one. The best round is reported; seconds include HTTP.
@@ -29,6 +30,8 @@ import tinker
 import torch
 from tinker import types as tt
 
+from hermes.core.processors import usable_processors
+
 TOKEN = "bench-of-replicas-token"
 VOCABULARY = 30_000
 RATE = 1e-3
@@ -47,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     report: dict[str, Any] = {
         "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "cores": os.cpu_count(),
+        "cores": usable_processors(),
         "torch": torch.__version__,
         "commit": _commit(),
         "options": {name: str(value) for name, value in vars(options).items() if name != "output"},
@@ -61,7 +64,9 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace, count: str, state_dir: str) -> dict[str, Any]:
-    arguments = ["--model", options.model, "--port", "0", "--replicas", count, "--device", options.device]
+    replicas, _, ranks = count.partition("x")
+    arguments = ["--model", options.model, "--port", "0", "--replicas", replicas, "--device", options.device]
+    arguments += ["--tensor-parallel-size", ranks or "1"]
     arguments += ["--dtype", options.dtype, "--kv-gib", options.kv_gib, "--state-dir", state_dir]
     command = [sys.executable, "-m", "hermes", "engine", "serve", *arguments]
     environment = {**os.environ, "HERMES_ENGINE_TOKEN": TOKEN}

@@ -41,12 +41,12 @@ def start_ranks(
 
 
 def _check_options(options: EngineOptions) -> None:
-    others = {
+    excluded = {
         "--quantize": options.quantize is not None,
         "--exact": options.exact,
         "kind='transformers'": options.kind == "transformers",
     }
-    for name, is_set in others.items():
+    for name, is_set in excluded.items():
         if is_set:
             raise EngineUserError(
                 f"{name} and --tensor-parallel-size cannot be combined.", "Leave one of them out."
