@@ -4,10 +4,10 @@
                              [--kv-gib 4]
                              [--requests 64] [--samples 8] [--prompt 200] [--new 64] [--steps 4]
 
-Each N is a server of its own, on this machine; NxT has --tensor-parallel-size T as well. Sampling: distinct random prompts, all requested at once,
-every sample runs to its full length. Training: `steps` calls of forward_backward and optim_step on the same
-sequences, after one that warms up. The losses of those steps are in the report: they show how close N workers
-are to one. The best round is reported; seconds include HTTP.
+Each N is a server of its own, on this machine; NxT has --tensor-parallel-size T as well. Sampling: distinct
+random prompts, all requested at once, every sample runs to its full length. Training: `steps` calls of
+forward_backward and optim_step on the same sequences, after one that warms up. The losses of those steps are
+in the report: they show how close N workers are to one. The best round is reported; seconds include HTTP.
 """
 
 from __future__ import annotations
