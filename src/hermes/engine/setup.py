@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hermes.engine.attention.kv_cache import KvPool, kv_bytes_per_token, slot_size
+from hermes.engine.attention.kv_cache import kv_bytes_per_token, slot_size
 from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.memory import free_bytes
@@ -22,9 +22,10 @@ from hermes.engine.model.cpu_prepacked import has_bf16
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import load_backbone
 from hermes.engine.model.quantized import QuantizedLayers
+from hermes.engine.sampling.open_runner import open_runner
 from hermes.engine.sampling.prefill import PrefillLimits
 from hermes.engine.sampling.request import SamplerLimits
-from hermes.engine.sampling.runner import ModelRunner, TorchRunner
+from hermes.engine.sampling.runner import ModelRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
 from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
@@ -233,18 +234,13 @@ def _run_pass(followers: Followers | None) -> RunPass:
 
 
 def _runner(backbone: Backbone, kv_tokens: int, max_batch: int, followers: Followers | None) -> ModelRunner:
-    if followers is not None:
-        from hermes.engine.tensor_parallel.backbone import ShardedLlama
-        from hermes.engine.tensor_parallel.leader import LeaderRunner
+    if followers is None:
+        return open_runner(backbone, kv_tokens, max_batch)
+    from hermes.engine.tensor_parallel.backbone import ShardedLlama
+    from hermes.engine.tensor_parallel.leader import LeaderRunner
 
-        assert isinstance(backbone, ShardedLlama)
-        return LeaderRunner(backbone, kv_tokens, followers)
-    if backbone.device.type != "cuda":
-        return TorchRunner(backbone, KvPool(backbone.spec, kv_tokens, backbone.device, backbone.dtype))
-    from hermes.engine.sampling.cuda_runner import PADDING_KV_TOKENS, CudaRunner
-
-    pool = KvPool(backbone.spec, kv_tokens + PADDING_KV_TOKENS, backbone.device, backbone.dtype)
-    return CudaRunner(backbone, pool, max_batch)
+    assert isinstance(backbone, ShardedLlama)
+    return LeaderRunner(backbone, kv_tokens, max_batch, followers)
 
 
 def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:

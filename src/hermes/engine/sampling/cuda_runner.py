@@ -31,9 +31,8 @@ from hermes.engine.lora.weights import LoraView
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.products import head_logits
-from hermes.engine.sampling.cuda_fused import decode_attention, fused_hidden
+from hermes.engine.sampling.cuda_fused import PrefillAttention, decode_attention, fused_hidden
 from hermes.engine.sampling.merged_weights import MAX_COPIES, DeviceRows, MergedCopies, MergedCopy
-from hermes.engine.sampling.prefill_attention import PrefillAttention
 from hermes.engine.sampling.runner import (
     DecodeBatch,
     PrefillChunk,
@@ -72,8 +71,10 @@ class _AsyncSample:
 class CudaRunner(TorchRunner):
     depth = 1
 
-    def __init__(self, backbone: Backbone, pool: KvPool, max_batch: int) -> None:
-        super().__init__(backbone, pool)
+    def __init__(
+        self, backbone: Backbone, pool: KvPool, max_batch: int, spec: ModelSpec | None = None
+    ) -> None:
+        super().__init__(backbone, pool, spec)
         _check_heads(backbone.spec)
         self._max_rows = _padded_rows(max_batch)
         self._state = DeviceRows.empty(self._max_rows, backbone.device)
@@ -288,15 +289,22 @@ class CudaRunner(TorchRunner):
 
     def _eager_step(self, sampling: SamplingMetadata) -> SampleReady:
         """A step without a graph."""
-        state = self._state.first(self._rows)
-        backbone, lora = self._weights(sampling.policies)
-        attend = self._decode_attend(state.slot_starts, state.lengths)
-        hidden = backbone.hidden(state.tokens, state.lengths, attend, lora)
+        hidden, state = self.decode_hidden(), self._state.first(self._rows)
         sampled = self._sample(hidden, sampling, replace(self._sampling_state, counts=state.counts))
         state.tokens.copy_(sampled.tokens)
-        state.lengths.add_(1)
         state.counts.add_(1)
         return sampled
+
+    @torch.inference_mode()
+    def decode_hidden(self) -> Tensor:
+        """Of a batch that has no merged copies."""
+        assert self._batch is not None and not self._parts
+        state = self._state.first(self._rows)
+        backbone, lora = self._weights(self._batch.sampling.policies)
+        attend = self._decode_attend(state.slot_starts, state.lengths)
+        hidden = backbone.hidden(state.tokens, state.lengths, attend, lora)
+        state.lengths.add_(1)
+        return hidden
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
@@ -306,7 +314,7 @@ class CudaRunner(TorchRunner):
             copy_slots(self._pool.keys, self._pool.values, source, on_device, tokens)
 
     def _decode_attend(self, slot_starts: Tensor, lengths: Tensor) -> Attend:
-        pool, spec = self._pool, self._base.spec
+        pool, spec = self._pool, self._spec
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pool.write(layer, slot_starts + lengths, k, v)
@@ -331,7 +339,7 @@ class CudaRunner(TorchRunner):
     def _prefill_attend(self, kv_indices: Tensor, chunks: Sequence[PrefillChunk]) -> Attend:
         if self._pool.keys.dtype == torch.float32:  # torch's variable-length kernel takes half precision only
             return super()._prefill_attend(kv_indices, chunks)
-        return PrefillAttention(self._base.spec, self._pool, chunks).attend(kv_indices)
+        return PrefillAttention(self._spec, self._pool, chunks).attend(kv_indices)
 
 
 def _check_heads(spec: ModelSpec) -> None:

@@ -245,14 +245,15 @@ class TorchRunner:
 
     @torch.inference_mode()
     def step(self) -> SampleFuture:
-        hidden = self._decode_hidden()
+        hidden = self.decode_hidden()
         assert self._batch is not None
         sampled = self._sample(hidden, self._batch.sampling, self._sampling_state)
         self._tokens = sampled.tokens
         self._sampling_state.counts.add_(1)
         return sampled
 
-    def _decode_hidden(self) -> Tensor:
+    @torch.inference_mode()
+    def decode_hidden(self) -> Tensor:
         """Final hidden states of the running batch, whose sequences are one token longer afterwards."""
         assert self._batch is not None
         positions = self._tensor(self._lengths)

@@ -38,9 +38,9 @@ def broadcast(values: Tensor) -> Tensor:
     return values
 
 
-def sum_on_leader(values: Tensor) -> None:
-    """In place on the leader; afterwards the others' values are undefined."""
-    dist.reduce(values, dst=0)
+def sum_in_place(values: Tensor) -> None:
+    """The sum over the ranks, on every rank: gloo cannot send it to one rank alone from a GPU."""
+    dist.all_reduce(values)
 
 
 def sum_outputs(partial: Tensor) -> Tensor:

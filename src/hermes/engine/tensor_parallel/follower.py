@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hermes.engine.attention.kv_cache import KvSlot
     from hermes.engine.attention.packing import Pack
     from hermes.engine.lora.policy import Policy
-    from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk
+    from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, TorchRunner
     from hermes.engine.tensor_parallel.backbone import ShardedLlama
     from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays
     from hermes.engine.types import Floats, LoraConfig
@@ -91,8 +91,8 @@ class _FollowerRank:
 
         self._settings, self._backbone, self._commands = settings, backbone, commands
         self._policies: dict[str | None, Policy] = {None: Policy(None, None, None)}
-        self._runner: Any = None
-        """A `_FollowerRunner`, once the leader has told its size."""
+        self._runner: TorchRunner
+        """Set when the leader says how large it is."""
         self._parameters: Tensor | None = None
         """Of the adapter that was trained last."""
         self._states: Tensor | None = None
@@ -115,10 +115,10 @@ class _FollowerRank:
         settings = self._settings
         join_ranks(settings.rank, settings.size, settings.meeting, own_gpus=settings.own_gpus)
 
-    def _on_open_pool(self, kv_tokens: int) -> None:
-        from hermes.engine.tensor_parallel.follower_runner import FollowerRunner
+    def _on_open_runner(self, kv_tokens: int, max_batch: int) -> None:
+        from hermes.engine.sampling.open_runner import open_runner
 
-        self._runner = FollowerRunner(self._backbone, kv_tokens)
+        self._runner = open_runner(self._backbone, kv_tokens, max_batch, self._backbone.local_spec)
 
     def _on_add_policy(self, sent: PolicyArrays) -> None:
         from hermes.engine.lora.policy import Policy
@@ -143,7 +143,7 @@ class _FollowerRank:
         self._runner.load(batch)
 
     def _on_step(self) -> None:
-        self._runner.repeat_step()
+        self._runner.decode_hidden()
 
     def _on_forward(
         self, batch: Pack, config: LoraConfig, parameters: Floats | None, train: bool, checkpoint: bool
@@ -171,7 +171,7 @@ class _FollowerRank:
     def _on_backward(self) -> None:
         import torch
 
-        from hermes.engine.tensor_parallel.collectives import broadcast, sum_on_leader
+        from hermes.engine.tensor_parallel.collectives import broadcast, sum_in_place
 
         assert self._states is not None and self._parameters is not None
         states, self._states = self._states, None
@@ -180,7 +180,7 @@ class _FollowerRank:
             (partial,) = torch.autograd.grad(states, self._parameters, upstream)
         else:  # the adapter trains the LM head alone
             partial = torch.zeros_like(self._parameters)
-        sum_on_leader(partial)
+        sum_in_place(partial)
 
 
 if __name__ == "__main__":

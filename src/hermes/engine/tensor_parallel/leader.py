@@ -13,56 +13,61 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.kv_cache import KvPool, KvSlot
+from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, SampleFuture, TorchRunner
+from hermes.engine.sampling.open_runner import open_runner
+from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, SampleFuture
 from hermes.engine.tensor_parallel.backbone import ShardedLlama
-from hermes.engine.tensor_parallel.collectives import broadcast, sum_on_leader
+from hermes.engine.tensor_parallel.collectives import broadcast, sum_in_place
 from hermes.engine.tensor_parallel.followers import Followers
 from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import TrainingPass, run_pass
 from hermes.engine.types import Floats
 
 
-class LeaderRunner(TorchRunner):
-    """Adapters are applied beside the weights: a merged copy would need the memory that a rank lacks."""
+class LeaderRunner:
+    """The runner of the leader's device. Passes are repeated by the followers, tokens are sampled here alone.
 
-    def __init__(self, backbone: ShardedLlama, kv_tokens: int, followers: Followers) -> None:
-        spec = backbone.local_spec
-        super().__init__(backbone, KvPool(spec, kv_tokens, backbone.device, backbone.dtype), spec)
+    Adapters are applied beside the weights: a merged copy would need the memory that a rank lacks.
+    """
+
+    def __init__(self, backbone: ShardedLlama, kv_tokens: int, max_batch: int, followers: Followers) -> None:
+        self._runner = open_runner(backbone, kv_tokens, max_batch, backbone.local_spec)
         self._followers = followers
-        followers.send("open_pool", kv_tokens)
+        self.depth = self._runner.depth
+        self.logits, self.sample = self._runner.logits, self._runner.sample
+        followers.send("open_runner", kv_tokens, max_batch)
 
     def merge(self, policy: Policy) -> None:
         return
 
     def unmerge(self, policy: Policy) -> None:
-        super().unmerge(policy)
+        self._runner.unmerge(policy)
         self._followers.forget(policy)
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
         with self._followers.repeating("prefill", list(chunks)):
-            return super().prefill(chunks)
+            return self._runner.prefill(chunks)
 
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
         with self._followers.repeating("copy", source, targets, tokens):
-            super().copy(source, targets, tokens)
+            self._runner.copy(source, targets, tokens)
 
     def zero(self, slot: KvSlot) -> None:
         with self._followers.repeating("zero", slot):
-            super().zero(slot)
+            self._runner.zero(slot)
 
     def load(self, batch: DecodeBatch) -> None:
         with self._followers.repeating("load", batch):
-            super().load(batch)
+            self._runner.load(batch)
 
     def step(self) -> SampleFuture:
         with self._followers.repeating("step"):
-            return super().step()
+            return self._runner.step()
 
 
 class LeaderPasses:
@@ -116,5 +121,5 @@ class _LeaderPass:
             broadcast(upstream)
             partial = torch.zeros_like(gradient)
             self.leader.backward(upstream, partial)
-            sum_on_leader(partial)
+            sum_in_place(partial)
             gradient.add_(partial)
