@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,7 @@ from tests.engine.replica_parts import ADAM, IMPORTANCE, grpo_data, options, req
 from tests.engine.sampling_parts import prompt
 from tests.engine.tiny import FAMILIES, tiny_model
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("tensor-parallel")
 
 
@@ -61,7 +65,9 @@ def spec_with(heads: int, kv_heads: int, intermediate: int) -> ModelSpec:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Started by any of its threads."""
+    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in lists for child in text.split()]
 
 
 def is_alive(pid: int) -> bool:
@@ -347,3 +353,24 @@ def test_sequences_longer_than_a_micro_batch_are_recomputed_by_all_ranks(
         front.close()
         engine.close()
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_one_device_trains_and_samples_on_two(tmp_path: Path) -> None:
+    """1.3 GiB of weights, and processes that may write to 2.2 GiB with all their libraries."""
+    shape = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 10}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4, "initializer_range": 0.05}
+    tiny_model("llama", **shape, **heads).save_pretrained(tmp_path, max_shard_size="200MB")
+
+    def run(size: int, limit_gib: float) -> dict[str, Any]:
+        command = [sys.executable, "-m", "tests.engine.limited", str(tmp_path), str(size)]
+        ended = subprocess.run(
+            [*command, str(int(limit_gib * 2**30))], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        report: dict[str, Any] = json.loads(ended.stdout)
+        return report
+
+    assert "not enough memory for the base model" in run(1, 2.2)["error"]
+    expected, ranks = run(1, 64), run(2, 2.2)
+    assert ranks["losses"] == pytest.approx(expected["losses"], rel=1e-3)
+    assert ranks["tokens"] == expected["tokens"]

@@ -1,7 +1,6 @@
 """Reads one rank's part of a model's safetensors files; the rest never enters its memory.
 
-Rows are read alone. For columns the file's pages are mapped, of which the system keeps no copy in the
-process.
+Files are mapped one at a time, and what is needed of them is copied.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ ALL = slice(None)
 
 
 class CheckpointReader:
-    """Files stay open until the reader is dropped."""
+    """Has one file open: a model's layers are in their order."""
 
     def __init__(self, source: str, dtype: torch.dtype, device: torch.device) -> None:
         """EngineUserError: there is no folder or hub repository with safetensors."""
         self._dtype, self._device = dtype, device
         self._folder = _folder(source)
         self._files = _weight_files(self._folder, source)
-        self._open: dict[str, Any] = {}
+        self._open: tuple[str, Any] | None = None
         self._prefix = "" if "embed_tokens.weight" in self._files else "model."
         self._name = source
 
@@ -47,7 +46,7 @@ class CheckpointReader:
         return self._placed(torch.cat([self._slice(name)[part] for name, part in parts.items()]))
 
     def _placed(self, values: Tensor) -> Tensor:
-        return values.to(self._device, self._dtype).contiguous()
+        return values.to(self._device, self._dtype, copy=True).contiguous()
 
     def _slice(self, name: str) -> Any:
         from safetensors import safe_open
@@ -59,9 +58,10 @@ class CheckpointReader:
                 f"The base model '{self._name}' has no weights named {full_name}.",
                 "Use a folder whose safetensors files belong to its config.json.",
             )
-        if file not in self._open:
-            self._open[file] = safe_open(self._folder / file, framework="pt")
-        return self._open[file].get_slice(full_name)
+        if self._open is None or self._open[0] != file:
+            self._open = None  # unmapped before the next one is mapped
+            self._open = file, safe_open(self._folder / file, framework="pt")
+        return self._open[1].get_slice(full_name)
 
     def _full_name(self, name: str) -> str:
         return name if name.startswith("lm_head.") else f"{self._prefix}{name}"
