@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,38 @@ def test_one_and_two_workers_train_the_same_bits_and_one_engine_the_same_update(
         arrays, expected = load(content), load(files(of_engine)[name])
         for key, values in arrays.items():
             np.testing.assert_allclose(values, expected[key], atol=2e-3, err_msg=f"{name} {key}")
+
+
+def test_adapters_that_do_not_fit_one_worker_are_spread_over_them(folder: Path) -> None:
+    """Two workers of two adapters each train four; every update is that of an engine which has room."""
+    engine, front = Engine(options(folder)), EngineFront(replace(options(folder), max_adapters=2), 2)
+    engine.start()
+    try:
+        both_workers(front)
+        ids = [
+            [served.create_adapter(replace(LORA, seed=seed)).result() for seed in range(4)]
+            for served in (engine, front)
+        ]
+        with pytest.raises(EngineCapacityError, match="holds 4 adapters already"):
+            front.create_adapter(LORA).result()
+        for step in range(3):
+            for served, adapters in zip((engine, front), ids, strict=True):
+                calls = [
+                    served.forward_backward(adapter, grpo_data(step), IMPORTANCE) for adapter in adapters
+                ]
+                losses = [call.result().metrics["loss:sum"] for call in calls]
+                if served is engine:
+                    expected = losses
+                for adapter in adapters:
+                    served.optim_step(adapter, ADAM).result()
+            assert losses == pytest.approx(expected, rel=1e-3, abs=1e-3)
+        held = [client.stats.adapters for client in front._fleet.available().values() if client.stats]
+        assert len(held) == 2 and max(held) <= 2, "no worker has more than fit"
+        front.drop_adapter(ids[1][0])
+        front.create_adapter(LORA).result()
+    finally:
+        front.close()
+        engine.close()
 
 
 def test_a_policy_is_on_every_worker_before_it_is_answered(pair: EngineFront) -> None:

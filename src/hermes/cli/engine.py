@@ -69,7 +69,7 @@ def engine() -> None:
     default=32,
     show_default=True,
     type=click.IntRange(min=1),
-    help="Adapters in training at once.",
+    help="Adapters in training at once; with --replicas, in each worker.",
 )
 @click.option(
     "--replicas",

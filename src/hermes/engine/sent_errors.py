@@ -6,11 +6,23 @@ from hermes.engine.info import EngineClosedError
 from hermes.engine.types import EngineCapacityError, EngineUserError, NotFiniteError
 from hermes.errors import HermesError, HostError
 
+
+class ParametersNeededError(HermesError):
+    """The worker does not have the adapter any more: the call has to be sent again with its parameters."""
+
+
 SentError = tuple[str, str, str]
 
 _ERRORS: dict[str, type[HermesError]] = {
     error.__name__: error
-    for error in (EngineUserError, EngineCapacityError, EngineClosedError, HostError, HermesError)
+    for error in (
+        EngineUserError,
+        EngineCapacityError,
+        EngineClosedError,
+        HostError,
+        ParametersNeededError,
+        HermesError,
+    )
 }
 
 

@@ -5,7 +5,8 @@ own copies. A training call is split into parts (`split`); each worker computes 
 the parameters that the front sends, and the front sums them in the order of the parts once all have
 arrived. So a worker may die at any moment: its parts are computed again, by another worker or by itself
 when it is back, from the state before the call, and nothing is added twice. A policy is on every worker
-before the call that made it is answered.
+before the call that made it is answered. An adapter is on every worker while all of them fit there; with
+more, on some of the workers only.
 
 With the same number of parts, one worker and N workers give the same update; on a CPU in float32 it has the
 same bits if every worker has as many threads. Adapters are in this process's memory and their optimizer
@@ -38,6 +39,7 @@ from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.replicas.totals import add_stats, no_stats, only_counts
 from hermes.engine.schedule import failed_future
+from hermes.engine.sent_errors import ParametersNeededError
 from hermes.engine.training.validation import validate
 from hermes.engine.types import (
     AdamParams,
@@ -91,7 +93,8 @@ class EngineFront:
         self._lanes: dict[str, _AdapterLane] = {}
         self._lock = threading.Lock()
         self._disk = ThreadPoolExecutor(1, "hermes-front-disk", cpu_threads.single_threaded)
-        self._registry = AdapterRegistry(torch.device("cpu"), torch.float32, options.max_adapters)
+        self._max_adapters = options.max_adapters
+        self._registry = AdapterRegistry(torch.device("cpu"), torch.float32, options.max_adapters * replicas)
         self._lost_stats = no_stats()
         self._trained_tokens = 0
         self._optimizer_steps = 0
@@ -328,27 +331,36 @@ class EngineFront:
     ) -> list[tuple[TrainOutput, Floats | None]]:
         """The results in the order of the parts. A part whose worker dies is sent to another one."""
         results: dict[int, tuple[TrainOutput, Floats | None]] = {}
-        for _ in range(_MAX_DEATHS):
-            clients = list(self._fleet.wait_available().values())
+        deaths = 0
+        while deaths < _MAX_DEATHS:
+            clients = self._homes(lane, list(self._fleet.wait_available().values()))
             missing = [number for number in range(len(parts)) if number not in results]
-            calls = {
-                number: self._send_part(lane, clients[number % len(clients)], parts[number])
-                for number in missing
-            }
+            targets = {number: clients[number % len(clients)] for number in missing}
+            calls = {number: self._send_part(lane, targets[number], parts[number]) for number in missing}
             wait_for_futures(calls.values())
             for number, call in calls.items():
                 error = call.exception()
                 if error is None:
                     results[number] = call.result()
+                elif isinstance(error, ParametersNeededError):
+                    lane.sent.pop(targets[number], None)
                 elif not isinstance(error, WorkerLostError):
                     lane.sent.clear()  # which parameters the workers have now is not known
                     raise error
             if len(results) == len(parts):
                 return [results[number] for number in range(len(parts))]
+            deaths += any(isinstance(call.exception(), WorkerLostError) for call in calls.values())
         raise EngineCapacityError(
             f"Workers died {_MAX_DEATHS} times while they computed this training call.",
             "Send fewer or shorter sequences at once; the adapter is as it was before the call.",
         )
+
+    def _homes(self, lane: _AdapterLane, clients: list[WorkerClient]) -> list[WorkerClient]:
+        """The workers that train this adapter: all, or as many as still fit it in, each adapter in turn."""
+        lanes = list(self._lanes.values())
+        copies = max(1, min(len(clients), len(clients) * self._max_adapters // max(1, len(lanes))))
+        position = lanes.index(lane) if lane in lanes else 0
+        return [clients[(position * copies + number) % len(clients)] for number in range(copies)]
 
     def _send_part(
         self, lane: _AdapterLane, client: WorkerClient, part: tuple[list[Datum], Loss, bool]

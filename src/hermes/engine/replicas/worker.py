@@ -14,12 +14,14 @@ import os
 import queue
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from hermes.engine.sent_errors import ParametersNeededError
 from hermes.models.local.torch_threads import import_torch
 from hermes.safety.output.logs import log_to_stderr
 
@@ -53,7 +55,7 @@ def serve_front(front: Connection[Any, Any]) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:
-        engine = Engine(settings.engine)
+        engine = Engine(replace(settings.engine, max_adapters=sys.maxsize))  # `_free_adapter` limits them
     except (HermesError, RuntimeError, MemoryError) as error:
         if not isinstance(error, HermesError) and not is_out_of_memory(error):
             raise
@@ -63,16 +65,16 @@ def serve_front(front: Connection[Any, Any]) -> None:
     engine.start()
     ready = WorkerReady(engine.spec, engine.limits, engine.stats().base_bytes, str(engine.device))
     front.send(Reply(0, "result", ready))
-    _EngineWorker(engine, front).run()
+    _EngineWorker(engine, front, settings.engine.max_adapters).run()
 
 
 class _EngineWorker:
-    def __init__(self, engine: Engine, front: Connection[Any, Any]) -> None:
-        self._engine, self._front = engine, front
+    def __init__(self, engine: Engine, front: Connection[Any, Any], max_adapters: int) -> None:
+        self._engine, self._front, self._max_adapters = engine, front, max_adapters
         self._replies: queue.SimpleQueue[Callable[[], Reply]] = queue.SimpleQueue()
         """Made and sent by a thread of their own: the compute thread does not pickle."""
-        self._adapters: dict[str, str] = {}
-        """By the front's id."""
+        self._adapters: OrderedDict[str, str] = OrderedDict()
+        """By the front's id, the one that was used last at the end."""
         self._policies: dict[str, str] = {}
         self._samples: dict[int, Future[Any]] = {}
 
@@ -96,11 +98,22 @@ class _EngineWorker:
         forward_only: bool,
     ) -> None:
         if adapter_id not in self._adapters:
-            assert parameters is not None, "the first call has the parameters"
+            if parameters is None:
+                raise ParametersNeededError("The adapter was dropped to make room for others.")
+            if len(self._adapters) >= self._max_adapters:
+                self._free_adapter()
             self._adapters[adapter_id] = self._engine.create_adapter(config).result()
+        self._adapters.move_to_end(adapter_id)
         own_id = self._adapters[adapter_id]
         future = self._engine.compute_gradient(own_id, parameters, data, loss, forward_only)
         self._reply_when_done(number, future)
+
+    def _free_adapter(self) -> None:
+        """Drops the idle adapter that was used longest ago; while all are being trained, none."""
+        idle = (key for key, own_id in self._adapters.items() if not self._engine.adapter(own_id).waiting)
+        oldest = next(idle, None)
+        if oldest is not None:
+            self._engine.drop_adapter(self._adapters.pop(oldest))
 
     def _on_drop_adapter(self, number: int, adapter_id: str) -> None:
         own_id = self._adapters.pop(adapter_id, None)
