@@ -11,10 +11,18 @@ from click.testing import CliRunner
 
 from hermes.cli.rl.plan import plan as plan_command
 from hermes.errors import UsageError
-from hermes.rl.capacity.costs import RolloutWorkload, decode_step_s, prefill_s, replica_memory, train_s
+from hermes.rl.capacity.costs import (
+    RolloutWorkload,
+    decode_step_s,
+    prefill_s,
+    rank_bytes,
+    replica_memory,
+    train_s,
+)
 from hermes.rl.capacity.hardware import H200, XEON_2_CORES, device_speed
 from hermes.rl.capacity.plan import Cluster, plan_capacity, significant, simulate_step
 from hermes.rl.capacity.shapes import QWEN3_8B, SMOLLM2, ModelShape, shape_of
+from hermes.rl.capacity.text import plan_text
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 ENGINE_ERROR, RUN_ERROR = 0.15, 0.25
@@ -92,6 +100,9 @@ def test_a_model_that_does_not_fit_is_said_so() -> None:
     plan = plan_capacity(large, RolloutWorkload(), Cluster(H200, 1, 1))
     assert not plan.memory.fits
     assert "does not fit" in plan.advice
+    text = plan_text(large, RolloutWorkload(), Cluster(H200, 1, 1), plan)
+    assert "With --tensor-parallel-size 2 each of 2 devices needs" in text
+    assert rank_bytes(large, H200, RolloutWorkload(), 2) < H200.memory_bytes < large.weight_bytes
     assert replica_memory(QWEN3_8B, H200, RolloutWorkload(), 512).fits
 
 

@@ -123,18 +123,32 @@ def replica_memory(
     shape: ModelShape, device: DeviceSpeed, load: RolloutWorkload, sequences: int
 ) -> ReplicaMemory:
     """`sequences`: sampled at once on this replica."""
-    adapter = adapter_bytes(shape, load.rank)
     tokens = min(_MAX_TRAIN_TOKENS, max(load.sequence_tokens, load.computed_tokens))
     copies = device.weight_copies if shape.quantization is None else 1
     weights = copies * shape.weight_bytes
-    # Parameters, gradient, two moments, and the policies that are sampled while the next one is handed over.
-    state = 4 * adapter + 2 * 1.5 * adapter
+    state = _adapter_state(shape, load)
     kv_cache = sequences * load.sequence_tokens * float(shape.kv_bytes_per_token)
     free = max(0.0, device.memory_bytes - weights - state - device.runtime_bytes - kv_cache)
     full = tokens * float(shape.activation_bytes_per_token())
     least = load.sequence_tokens * float(shape.activation_bytes_per_token())
     activations = max(least, min(full, _ACTIVATION_SHARE * free))
     return ReplicaMemory(weights, state, activations, kv_cache, device.runtime_bytes, device.memory_bytes)
+
+
+def _adapter_state(shape: ModelShape, load: RolloutWorkload) -> float:
+    """Parameters, gradient, two moments, and the policies that are sampled while the next is handed over."""
+    return (4 + 2 * 1.5) * adapter_bytes(shape, load.rank)
+
+
+def rank_bytes(shape: ModelShape, device: DeviceSpeed, load: RolloutWorkload, ranks: int) -> float:
+    """What a device needs at least where `ranks` divide one copy of the model (`--tensor-parallel-size`).
+
+    Nothing is merged there. One device has the embedding and the LM head, whole.
+    """
+    ends = _BF16 * shape.embedding_parameters
+    divided = shape.weight_bytes - ends + load.sequence_tokens * float(shape.kv_bytes_per_token)
+    activations = load.sequence_tokens * float(shape.activation_bytes_per_token())
+    return divided / ranks + ends + activations + _adapter_state(shape, load) + device.runtime_bytes
 
 
 def sequences_that_fit(shape: ModelShape, device: DeviceSpeed, load: RolloutWorkload) -> int:

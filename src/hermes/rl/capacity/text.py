@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hermes.rl.capacity.costs import rank_bytes
 from hermes.rl.capacity.hardware import GIB
 from hermes.rl.capacity.plan import significant
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from hermes.rl.capacity.costs import RolloutWorkload
     from hermes.rl.capacity.plan import CapacityPlan, Cluster
     from hermes.rl.capacity.shapes import ModelShape
+
+
+_RANKS = (2, 4, 8, 16, 32, 64)
+"""Sizes of --tensor-parallel-size that are tried."""
 
 
 def plan_json(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: CapacityPlan) -> JSONObject:
@@ -64,7 +69,7 @@ def plan_text(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: 
         f"bottleneck  {plan.bottleneck}",
         f"add next    {plan.advice}",
     ]
-    return "\n".join([*lines, *_notes(shape, cluster, plan)])
+    return "\n".join([*lines, *_notes(shape, load, cluster, plan)])
 
 
 def _bits(shape: ModelShape) -> str:
@@ -77,12 +82,25 @@ def _devices(cluster: Cluster) -> str:
     return f"{cluster.replicas} {cluster.device.name.upper()}"
 
 
-def _notes(shape: ModelShape, cluster: Cluster, plan: CapacityPlan) -> list[str]:
+def _ranks_note(shape: ModelShape, cluster: Cluster, load: RolloutWorkload) -> list[str]:
+    """How many devices hold one copy together, if any number of them does."""
+    for ranks in _RANKS:
+        needed = rank_bytes(shape, cluster.device, load, ranks)
+        if needed <= cluster.device.memory_bytes:
+            return [
+                f"With --tensor-parallel-size {ranks} each of {ranks} devices needs {needed / GIB:.0f} GiB "
+                "at least; the seconds of such a group were not measured."
+            ]
+    return []
+
+
+def _notes(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, plan: CapacityPlan) -> list[str]:
     notes = []
     if not plan.memory.fits:
         notes.append("It does not fit: the engine would refuse to start, or a training call would fail.")
         if shape.quantization is None:
             notes.append("With --quantize nf4 or int8 the weights need less memory.")
+            notes += _ranks_note(shape, cluster, load)
     if shape.assumed_from is not None:
         notes.append(
             f"Layers and widths are those of {shape.assumed_from}; give a folder to use the model's own."
