@@ -102,7 +102,7 @@ def test_a_model_that_does_not_fit_is_said_so() -> None:
     assert "does not fit" in plan.advice
     text = plan_text(large, RolloutWorkload(), Cluster(H200, 1, 1), plan)
     assert "With --tensor-parallel-size 2 each of 2 devices needs" in text
-    assert rank_bytes(large, H200, RolloutWorkload(), 2) < H200.memory_bytes < large.weight_bytes
+    assert rank_bytes(large, H200, RolloutWorkload(), 2) < H200.memory_bytes < plan.memory.least
     assert replica_memory(QWEN3_8B, H200, RolloutWorkload(), 512).fits
 
 
