@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +165,60 @@ def test_what_ends_a_sequence_is_also_read_from_the_generation_configuration(
     model.generation_config.eos_token_id = [7, 2]
     model.save_pretrained(tmp_path)
     assert load_backbone(str(tmp_path), "cpu", torch.float32).spec.eos_ids == (2, 7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_files_that_are_read_directly_give_the_bits_of_transformers(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tiny_model(family).save_pretrained(tmp_path, max_shard_size="200KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    backbone = load_backbone(str(tmp_path), "cpu", dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    expected = wrap_model(model, str(tmp_path))
+    assert isinstance(backbone, LlamaBackbone) and isinstance(expected, LlamaBackbone)
+    assert asdict(backbone.spec) == asdict(expected.spec)
+    assert backbone.rope_scale == expected.rope_scale
+    assert (backbone.head_weight is backbone.embed) == (expected.head_weight is expected.embed)
+    pairs = [(getattr(backbone, name), getattr(expected, name)) for name in ("embed", "norm", "head_weight")]
+    pairs += [(backbone.inv_freq, expected.inv_freq)]
+    for layer, others in zip(backbone.layers, expected.layers, strict=True):
+        pairs += [(getattr(layer, field.name), getattr(others, field.name)) for field in fields(layer)]
+    for ours, theirs in pairs:
+        assert (ours is None) == (theirs is None)
+        assert ours is None or (ours.dtype == theirs.dtype and torch.equal(ours, theirs))
+
+
+def test_the_engine_reads_a_llama_without_transformers_model_classes(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    program = (
+        "import sys, torch; from hermes.engine.model.load import load_backbone; "
+        "load_backbone(sys.argv[1], 'cpu', torch.float32); "
+        "print([name for name in sys.modules if '.modeling_' in name and 'llama' in name])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == "[]"
+
+
+def test_weights_that_are_missing_or_cut_off_are_no_random_numbers(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    from safetensors.torch import load_file, save_file
+
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.0.self_attn.q_proj.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(EngineUserError, match=r"have no model\.layers\.0\.self_attn\.q_proj\.weight"):
+        load_backbone(str(tmp_path), "cpu", torch.float32)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(EngineUserError, match=r"could not be loaded: model\.safetensors"):
+        load_backbone(str(tmp_path), "cpu", torch.float32)
 
 
 def test_a_model_that_cannot_be_found_is_the_users_error(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PretrainedConfig
+    from transformers import PretrainedConfig
 
 Site = tuple[int, str]
 """A linear that an adapter can change: the layer and the projection's name. The LM head is HEAD."""
@@ -73,13 +73,14 @@ def read_spec(
     name: str,
     linears: Mapping[Site, Linear],
     groups: Mapping[Site, tuple[Site, ...]],
-    generation: GenerationConfig | None,
+    generation_eos: Any,
 ) -> ModelSpec:
     """The spec of a text model's configuration, with the linear layers of its implementation.
 
-    Many chat models have their end-of-turn token only in the generation configuration.
+    `generation_eos`: `eos_token_id` of the generation configuration, where many chat models have their
+    end-of-turn token.
     """
-    eos_ids = (*_ids(config.eos_token_id), *_ids(generation.eos_token_id if generation else None))
+    eos_ids = (*_ids(config.eos_token_id), *_ids(generation_eos))
     heads = int(config.num_attention_heads)
     return ModelSpec(
         name=name,

@@ -101,7 +101,7 @@ class LlamaBackbone:
         embed = inner.embed_tokens.weight.data.to(device)
         tied = bool(config.tie_word_embeddings)
         return cls(
-            spec=read_spec(config, name, *linears_of(config), model.generation_config),
+            spec=read_spec(config, name, *linears_of(config), _generation_eos(model)),
             embed=embed,
             layers=collect(_move_layers(inner, int(config.num_hidden_layers), device)),
             norm=inner.norm.weight.data.to(device),
@@ -221,6 +221,10 @@ def _project(
     """The outputs of linears with the same input, with the LoRA delta added."""
     outs = torch.split(functional.linear(x, weight, bias), widths, dim=-1)
     return outs if delta is None else delta.add(x, outs)
+
+
+def _generation_eos(model: Any) -> Any:
+    return model.generation_config.eos_token_id if model.generation_config else None
 
 
 def _move_layers(inner: Any, count: int, device: torch.device) -> Iterator[LlamaLayer]:

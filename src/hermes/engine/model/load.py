@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import FAMILIES, LlamaBackbone, unsupported_reason
+from hermes.engine.model.llama_files import can_read, read_llama, spec_of_folder
 from hermes.engine.model.quantized import QuantizedLayers
+from hermes.engine.model.safetensors_reader import SafetensorsReader, has_safetensors
 from hermes.engine.model.transformers import TransformersBackbone
 from hermes.engine.spec import Quantization
 from hermes.engine.types import EngineUserError
@@ -30,21 +33,57 @@ def load_backbone(
     quantization: Quantization | None = None,
 ) -> Backbone:
     """The model of a folder or a hub name, as the fastest backbone that is exact for it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging
 
     if not sys.stderr.isatty():  # a bar that is redrawn fills a log
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        config = AutoConfig.from_pretrained(source)
         if quantization is not None:  # refused before the weights are read
-            _check_quantizable(AutoConfig.from_pretrained(source), source, kind)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+            _check_quantizable(config, source, kind)
+        backbone = _read_files(source, config, torch.device(device), dtype, kind, quantization)
+        if backbone is not None:
+            return backbone
+        from transformers import AutoModelForCausalLM
+
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineUserError(
             f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
             "Use a folder with config.json and safetensors, or a hub name that can be reached.",
         ) from error
+    model, info = loaded
+    if info["missing_keys"]:  # transformers would begin with random numbers there
+        raise EngineUserError(
+            f"The files of the base model '{source}' have no {min(info['missing_keys'])}.",
+            "Use a folder whose weights belong to its config.json.",
+        )
     return wrap_model(model, source, device, kind, quantization)
+
+
+def _read_files(
+    source: str,
+    config: PretrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kind: Kind,
+    quantization: Quantization | None,
+) -> LlamaBackbone | None:
+    """The compact form straight from a folder's files; None if only transformers can load them."""
+    folder = Path(source)
+    if kind == "transformers" or unsupported_reason(config) or not has_safetensors(folder):
+        return None
+    if getattr(config, "quantization_config", None):
+        return None
+    spec = spec_of_folder(folder, source, config)
+    reader = SafetensorsReader(folder, source, dtype, device)
+    if not can_read(reader, spec):
+        return None
+    if quantization is None:
+        return read_llama(reader, config, spec)
+    spec = replace(spec, quantization=quantization)
+    return read_llama(reader, config, spec, partial(QuantizedLayers, kind=quantization))
 
 
 def wrap_model(

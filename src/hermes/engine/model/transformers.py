@@ -52,7 +52,8 @@ class TransformersBackbone:
         linears = _linears(self._inner, _prefix(model, self._inner), model.get_output_embeddings())
         try:
             groups = {site: (site,) for site in linears}
-            self.spec = read_spec(config, name, linears, groups, model.generation_config)
+            generation_eos = model.generation_config.eos_token_id if model.generation_config else None
+            self.spec = read_spec(config, name, linears, groups, generation_eos)
         except AttributeError as error:
             raise _unsupported_error(name, f"it is not an attention model ({error})") from error
         if getattr(config, "attn_logit_softcapping", None):

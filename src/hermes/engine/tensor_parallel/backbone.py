@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,16 +26,17 @@ from hermes.engine.model.llama import (
     LlamaLayer,
     attention_output,
     feed_forward,
-    linears_of,
     qkv_heads,
     rms_norm,
     rotary_embedding,
 )
-from hermes.engine.spec import ModelSpec, read_spec
-from hermes.engine.tensor_parallel.checkpoint import CheckpointReader
+from hermes.engine.model.llama_files import LayerCut, read_layer, rotary_frequencies, spec_of_folder
+from hermes.engine.model.safetensors_reader import SafetensorsReader
+from hermes.engine.spec import ModelSpec
 from hermes.engine.tensor_parallel.collectives import broadcast, sum_gradients, sum_outputs
 from hermes.engine.tensor_parallel.lora import shard_lora
 from hermes.engine.tensor_parallel.plan import Shard, local_spec, plan_shards
+from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -125,66 +127,38 @@ def load_shard(
     source: str, config: PretrainedConfig, rank: int, size: int, device: torch.device, dtype: torch.dtype
 ) -> ShardedLlama:
     """Reads one rank's part of the model. EngineUserError: its files cannot be used."""
-    spec = _spec(source, config)
+    folder = _folder(source)
+    spec = spec_of_folder(folder, source, config)
     shard = plan_shards(spec, size)[rank]
-    reader = CheckpointReader(source, dtype, device)
-    rotary = _rotary_module(config)
+    reader = SafetensorsReader(folder, source, dtype, device)
+    inv_freq, rope_scale = rotary_frequencies(config)
     embed = reader.matrix("embed_tokens.weight") if shard.is_leader else None
     head = embed
     if shard.is_leader and not spec.tied:
         head = reader.matrix("lm_head.weight")
+    cut = LayerCut(shard.queries, shard.keys, shard.inner, has_output_bias=shard.is_leader)
     return ShardedLlama(
         spec=spec,
         shard=shard,
-        layers=tuple(_read_layer(reader, index, shard) for index in range(spec.layers)),
+        layers=tuple(read_layer(reader, spec, index, cut) for index in range(spec.layers)),
         norm=reader.vector("norm.weight"),
-        inv_freq=rotary.inv_freq.float().to(device),
-        rope_scale=float(rotary.attention_scaling),
+        inv_freq=inv_freq.to(device),
+        rope_scale=rope_scale,
         embed=embed,
         head=head,
     )
 
 
-def _read_layer(reader: CheckpointReader, index: int, shard: Shard) -> LlamaLayer:
-    layer = f"layers.{index}"
-    attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    cuts = {"q_proj": shard.queries, "k_proj": shard.keys, "v_proj": shard.keys}
-    biased = reader.has(f"{attn}.q_proj.bias")
-    has_norms = reader.has(f"{attn}.q_norm.weight")
-    # Added once, not by every rank.
-    has_o_bias = shard.is_leader and reader.has(f"{attn}.o_proj.bias")
-    return LlamaLayer(
-        input_norm=reader.vector(f"{layer}.input_layernorm.weight"),
-        qkv=reader.stacked({f"{attn}.{name}.weight": rows for name, rows in cuts.items()}),
-        qkv_bias=reader.stacked({f"{attn}.{name}.bias": rows for name, rows in cuts.items()})
-        if biased
-        else None,
-        q_norm=reader.vector(f"{attn}.q_norm.weight") if has_norms else None,
-        k_norm=reader.vector(f"{attn}.k_norm.weight") if has_norms else None,
-        o=reader.matrix(f"{attn}.o_proj.weight", columns=shard.queries),
-        o_bias=reader.vector(f"{attn}.o_proj.bias") if has_o_bias else None,
-        post_norm=reader.vector(f"{layer}.post_attention_layernorm.weight"),
-        gate_up=reader.stacked(
-            {f"{mlp}.gate_proj.weight": shard.inner, f"{mlp}.up_proj.weight": shard.inner}
-        ),
-        down=reader.matrix(f"{mlp}.down_proj.weight", columns=shard.inner),
-    )
-
-
-def _spec(source: str, config: PretrainedConfig) -> ModelSpec:
-    from transformers import GenerationConfig
+def _folder(source: str) -> Path:
+    """The folder itself, or where the hub's files were downloaded to."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
 
     try:
-        generation = GenerationConfig.from_pretrained(source)
-    except OSError:  # it has no generation_config.json
-        generation = GenerationConfig.from_model_config(config)
-    return read_spec(config, source, *linears_of(config), generation)
-
-
-def _rotary_module(config: PretrainedConfig) -> Any:
-    """The rotary module of the model's family, which computes the frequencies; of a model without weights."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return type(model.model.rotary_emb)(config)
+        return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
+    except (OSError, ValueError) as error:
+        raise EngineUserError(
+            f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
+            "Use a folder with config.json and safetensors, or a hub name that can be reached.",
+        ) from error

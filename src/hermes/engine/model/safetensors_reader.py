@@ -1,4 +1,4 @@
-"""Reads one rank's part of a model's safetensors files; the rest never enters its memory.
+"""Reads tensors of a model's safetensors files, whole or in parts; the rest never enters memory.
 
 Files are mapped one at a time, and what is needed of them is copied.
 """
@@ -6,7 +6,7 @@ Files are mapped one at a time, and what is needed of them is copied.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,20 @@ _SINGLE = "model.safetensors"
 ALL = slice(None)
 
 
-class CheckpointReader:
+class SafetensorsReader:
     """Has one file open: a model's layers are in their order."""
 
-    def __init__(self, source: str, dtype: torch.dtype, device: torch.device) -> None:
-        """EngineUserError: there is no folder or hub repository with safetensors."""
+    def __init__(self, folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> None:
+        """EngineUserError: the folder has no safetensors. `name`: of the model, for errors."""
         self._dtype, self._device = dtype, device
-        self._folder = _folder(source)
-        self._files = _weight_files(self._folder, source)
+        self._folder, self._name = folder, name
+        self._files = _weight_files(folder, name)
         self._open: tuple[str, Any] | None = None
         self._prefix = "" if "embed_tokens.weight" in self._files else "model."
-        self._name = source
 
-    def has(self, name: str) -> bool:
-        return self._full_name(name) in self._files
+    def has(self, names: Iterable[str]) -> bool:
+        """Whether it has all of these."""
+        return all(self._full_name(name) in self._files for name in names)
 
     def matrix(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
         return self._placed(self._slice(name)[rows, columns])
@@ -45,11 +45,14 @@ class CheckpointReader:
         """The rows of several matrices, or parts of several vectors, one after the other."""
         return self._placed(torch.cat([self._slice(name)[part] for name, part in parts.items()]))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype, copy=True).contiguous()
 
     def _slice(self, name: str) -> Any:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         full_name = self._full_name(name)
         file = self._files.get(full_name)
@@ -58,28 +61,23 @@ class CheckpointReader:
                 f"The base model '{self._name}' has no weights named {full_name}.",
                 "Use a folder whose safetensors files belong to its config.json.",
             )
-        if self._open is None or self._open[0] != file:
-            self._open = None  # unmapped before the next one is mapped
-            self._open = file, safe_open(self._folder / file, framework="pt")
-        return self._open[1].get_slice(full_name)
+        try:
+            if self._open is None or self._open[0] != file:
+                self._open = None  # unmapped before the next one is mapped
+                self._open = file, safe_open(self._folder / file, framework="pt")
+            return self._open[1].get_slice(full_name)
+        except (SafetensorError, FileNotFoundError) as error:
+            raise EngineUserError(
+                f"The base model '{self._name}' could not be loaded: {file}: {error}",
+                "Download or copy it again.",
+            ) from error
 
     def _full_name(self, name: str) -> str:
         return name if name.startswith("lm_head.") else f"{self._prefix}{name}"
 
 
-def _folder(source: str) -> Path:
-    """The folder itself, or where the hub's files were downloaded to."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
-    except (OSError, ValueError) as error:
-        raise EngineUserError(
-            f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
-            "Use a folder with config.json and safetensors, or a hub name that can be reached.",
-        ) from error
+def has_safetensors(folder: Path) -> bool:
+    return (folder / _INDEX).is_file() or (folder / _SINGLE).is_file()
 
 
 def _weight_files(folder: Path, source: str) -> dict[str, str]:
@@ -92,7 +90,12 @@ def _weight_files(folder: Path, source: str) -> dict[str, str]:
             f"'{source}' has no {_SINGLE} and no {_INDEX}: only safetensors can be read in parts.",
             "Save it once with model.save_pretrained(folder), and use that folder.",
         )
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(folder / _SINGLE, framework="pt") as file:
-        return dict.fromkeys(file.keys(), _SINGLE)
+    try:
+        with safe_open(folder / _SINGLE, framework="pt") as file:
+            return dict.fromkeys(file.keys(), _SINGLE)
+    except SafetensorError as error:
+        raise EngineUserError(
+            f"The base model '{source}' could not be loaded: {_SINGLE}: {error}", "Download or copy it again."
+        ) from error
