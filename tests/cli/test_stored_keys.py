@@ -151,6 +151,7 @@ def test_a_trainer_sends_a_stored_key_to_weights_and_biases(
     assert f"Basic {base64.b64encode(f'api:{key}'.encode()).decode()}" in authorizations, done.stderr
 
 
+@pytest.mark.slow
 def test_a_key_without_the_package_is_said_and_training_goes_on(
     home: Path, bundled_home: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def everything(folder: Path) -> list[Floats]:
     return found
 
 
+@pytest.mark.slow
 def test_two_engines_give_the_same_bits_in_half_precision(folder: Path) -> None:
     assert same(everything(folder), everything(folder))
 

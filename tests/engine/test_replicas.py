@@ -193,6 +193,7 @@ def test_invalid_calls_fail_as_they_do_in_one_engine(pair: EngineFront) -> None:
         pair.optim_step(adapter, ADAM).result()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_worker_killed_while_it_samples_loses_no_sample(pair: EngineFront) -> None:
     expected = [texts(pair.sample(None, request(seed, 200)).result()) for seed in range(6)]

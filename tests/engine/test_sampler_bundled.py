@@ -17,6 +17,7 @@ GAP = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest difference between a sampled logprob and the trainer's. In bf16 logits are rounded to 3 digits."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])
 def test_a_chat_of_two_turns_with_stops_cache_and_the_trainers_logprobs(
     bundled_home: Path, dtype: str

@@ -264,6 +264,7 @@ def test_metrics_have_one_colon_and_say_how_far_the_policy_has_moved() -> None:
     )
 
 
+@pytest.mark.slow
 def test_fifty_steps_follow_a_plain_pytorch_and_peft_loop() -> None:
     rng = np.random.default_rng(0)
     backbone = wrap_model(tiny_model("llama-tied"), "tiny")

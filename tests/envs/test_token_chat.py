@@ -353,6 +353,7 @@ async def test_a_server_without_logprobs_is_named_in_the_error() -> None:
         await source.close()
 
 
+@pytest.mark.slow
 async def test_the_bundled_model_gives_its_tokens_the_logprobs_that_were_recorded(bundled_home: Path) -> None:
     """A rollout of several turns, scored again in one pass over the training sequence."""
     import torch

@@ -10,6 +10,7 @@ import pytest
 from tests.former.disk import HERE, read_everything, unpack
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_everything_that_b0bc33a_wrote_is_read_as_it_read_it_itself(tmp_path: Path) -> None:
     former = json.loads((HERE / "b0bc33a.json").read_text())

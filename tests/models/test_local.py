@@ -88,6 +88,7 @@ async def test_the_length_limit_is_named_as_the_reason(chat: LocalChat) -> None:
     assert reply.call.usage.output_tokens == 4
 
 
+@pytest.mark.slow
 async def test_greedy_answers_are_the_same_to_the_last_bit_whatever_came_before(chat: LocalChat) -> None:
     long = Message.user("Remember these words. " + "apple river stone " * 85)
     follow_up = (long, Message.assistant("I will."), Message.user("Name one of them."))
@@ -185,6 +186,7 @@ async def test_a_time_out_is_a_provider_error(chat: LocalChat) -> None:
         await chat.complete(ChatRequest((STORY,), sampling=Sampling(max_tokens=8000), timeout_s=0.05))
 
 
+@pytest.mark.slow
 async def test_requests_at_once_get_their_own_answers_and_the_loop_goes_on(chat: LocalChat) -> None:
     questions = [Message.user(f"What is the capital of {place}?") for place in ("Spain", "Japan", "Italy")]
     one_by_one = [await chat.complete(_request(question, max_tokens=8)) for question in questions]

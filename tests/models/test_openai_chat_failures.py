@@ -247,6 +247,7 @@ async def test_a_listener_that_fails_is_not_mistaken_for_the_server() -> None:
         assert throttle_for(provider.base_url, 100).in_flight == 0
 
 
+@pytest.mark.slow
 async def test_200_callers_settle_under_a_servers_capacity_and_all_are_answered() -> None:
     capacity = 40
 

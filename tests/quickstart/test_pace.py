@@ -39,6 +39,7 @@ def test_the_announcement_says_how_long_it_takes_and_what_is_left_out() -> None:
     assert "with --full it takes about" in slow
 
 
+@pytest.mark.slow
 def test_the_pace_of_a_real_engine_is_measured(tmp_path: Path) -> None:
     engine = launch(tiny_model(tmp_path / "model"), tmp_path / "state")
     try:

@@ -11,6 +11,7 @@ from tests.fakes.provider import FakeProvider, text
 from tests.recipes.scripts import script
 
 
+@pytest.mark.slow
 def test_prompts_become_trajectories_and_are_compressed_by_the_commands_of_the_text(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Say hello"}\n{"prompt": "Say goodbye"}\n')
     flags = ["--dataset_file=prompts.jsonl", "--batch_size=10", "--run_name=my_run", "--num_workers=1"]

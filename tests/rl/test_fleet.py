@@ -105,6 +105,7 @@ def test_servers_sample_the_newest_adapter_with_its_logprobs_and_its_name(
         service.close("success").result(timeout=30)
 
 
+@pytest.mark.slow
 def test_a_server_that_answers_with_other_weights_or_lost_them_is_not_believed(
     model: Path, tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_server_that_answers_with_other_weights_or_lost_them_is_not_believed(
         service.close("success").result(timeout=30)
 
 
+@pytest.mark.slow
 def test_sglang_servers_get_the_adapter_by_its_name(model: Path, tmp_path: Path) -> None:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4}, "return_logprob": True}
     with fleet(model, tmp_path, count=1, dialect="sglang") as served:

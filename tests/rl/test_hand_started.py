@@ -28,6 +28,7 @@ def parts(engine: Server, model: Path, tmp_path: Path) -> Iterator[Parts]:
     parts.close()
 
 
+@pytest.mark.slow
 def test_a_run_much_longer_than_its_leases_trains_every_batch_once(parts: Parts, tmp_path: Path) -> None:
     """The first checkpoint is the last step, so every batch of the run is leased until its end."""
     trainer = parts.trainer("--lease", "1")

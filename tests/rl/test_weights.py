@@ -31,6 +31,7 @@ def run(tmp_path: Path, model: Path) -> RlRun:
     return run
 
 
+@pytest.mark.slow
 def test_a_merged_model_is_not_written_over_anything_else(run: RlRun, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -132,6 +132,7 @@ def test_a_batch_that_is_read_while_the_server_shuts_down_is_not_served_again(
     assert (again.batch(), lost(again)) == (None, 0)
 
 
+@pytest.mark.slow
 def test_a_batch_that_nobody_reads_does_not_hold_up_the_shutdown_and_is_served_again(
     launch: Launch, tmp_path: Path
 ) -> None:

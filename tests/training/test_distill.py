@@ -41,6 +41,7 @@ class Taught:
         return statistics.fmean(told[-2:]) - told[0]
 
 
+@pytest.mark.slow
 def test_a_teacher_alone_can_teach(make_run: MakeRun, environment: Environment) -> None:
     taught = Taught(make_run, environment)
     assert taught.gain(TinkerTeacher(taught.run.connection, taught.teacher.sampler)) > 0.01

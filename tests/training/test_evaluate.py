@@ -141,6 +141,7 @@ def test_an_environment_without_held_out_tasks_is_not_evaluated_and_others_are(t
     assert both(1, "s") == {"score": 0.5, "measured/score": 0.5}, lines
 
 
+@pytest.mark.slow
 def test_a_command_evaluates_what_the_trainer_has_published(
     start: StartTrainer, environment: Environment, tmp_path: Path
 ) -> None:

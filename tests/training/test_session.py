@@ -65,6 +65,7 @@ def samplers(engine: Server) -> set[str]:
     return {one.tinker_path for one in found if "/sampler_weights/" in one.tinker_path}
 
 
+@pytest.mark.slow
 def test_of_what_a_run_published_only_its_checkpoints_are_left_also_after_a_kill(
     make_run: MakeRun, environment: Environment, engine: Server
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_wrong_model_name_is_the_engines_own_words(make_run: MakeRun, sinks_of
         train(run, few(), SftSettings(Schedule(0.01)), sinks_of(run), quiet)
 
 
+@pytest.mark.slow
 def test_a_key_that_the_engine_refuses_is_said_with_the_way_out(
     make_run: MakeRun, sinks_of: SinksOf, tiny: Path, tmp_path: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engine
     assert exported(tmp_path, done.weights, "--output", str(tmp_path / "out")) == tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
     warm: tuple[TrainingRunSpec, TrainResult], engine: Server, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def pefts_logprobs(twin: Any, ids: list[int]) -> list[float]:
     return [scores[position, token].item() for position, token in enumerate(ids[1:])]
 
 
+@pytest.mark.slow
 def test_an_adapter_of_pefts_is_sampled_named_and_trained_on_and_survives_kill_9(
     start: Start, connect: Connect, tmp_path: Path, model: str
 ) -> None:

@@ -128,6 +128,7 @@ def test_an_alias_moves_in_the_middle_of_traffic_and_every_answer_says_what_it_c
         assert came_from == sorted(came_from, key=paths.index)
 
 
+@pytest.mark.slow
 def test_aliases_survive_a_crash(
     start: Start, tmp_path: Path, model: str, connect: Callable[..., tinker.ServiceClient]
 ) -> None:

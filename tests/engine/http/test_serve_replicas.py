@@ -25,6 +25,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 def test_two_workers_train_sample_and_survive_a_kill_and_end_with_their_front(

@@ -136,6 +136,7 @@ def _messages_file(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_ratings_of_single_answers_train_a_reward_model_too(
     hermes: Hermes, chat_model: Path, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_run_goes_on_only_with_the_loss_and_the_reference_it_was_started_with(
         train_offline(run, other, settings, Sinks([]), lambda line: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
 def test_replayed_rows_keep_a_skill_that_the_verdicts_alone_unlearn(make_run: MakeRun, kind: str) -> None:
     """The skill: after 270 the model says 301, 302, 303. It is taught first, as the start of both runs."""
