@@ -153,14 +153,17 @@ def test_a_run_whose_disk_fills_up_waits_with_a_sentence_and_goes_on_when_there_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("change", "cause"),
-    [(stale_sampler(), "stale adapter"), (no_update, "no-op optimizer")],
+    ("change", "cause", "last"),
+    [(stale_sampler(), "stale adapter", 3), (no_update, "no-op optimizer", 2)],
     ids=["stale", "no-op"],
 )
 def test_a_sabotaged_run_fails_within_three_steps_naming_the_cause(
-    home_with: MakeHome, tmp_path: Path, model: Path, change: Change, cause: str
+    home_with: MakeHome, tmp_path: Path, model: Path, change: Change, cause: str, last: int
 ) -> None:
-    """All processes are real; what the trainer and the service say to each other is changed on the way."""
+    """All processes are real; what the trainer and the service say to each other is changed on the way.
+
+    The first step cannot have a stale sampler: its rollouts are those of the first weights.
+    """
     engine = launch(model, tmp_path / "service")
     with proxy(engine.url, change) as service:
         try:
@@ -169,7 +172,7 @@ def test_a_sabotaged_run_fails_within_three_steps_naming_the_cause(
             assert how_it_ended(run).startswith(f"failed: trainer exited (1): {cause}: ")
         finally:
             engine.kill()
-    assert last_step(run) < 3
+    assert last_step(run) <= last
     (first, *_) = answer(home, "rl", "doctor", run.run_id)
     assert first["cause"] == "the run failed" and cause in first["evidence"]
 
