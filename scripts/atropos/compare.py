@@ -42,7 +42,8 @@ def describe(outcome: Outcome) -> str:
     if outcome.mode == "evaluate":
         return f"{len(outcome.metrics)} metrics"
     sequences = sum(len(group["tokens"]) for group in outcome.groups)
-    return f"{len(outcome.groups)} groups, {sequences} sequences"
+    groups = "1 group" if len(outcome.groups) == 1 else f"{len(outcome.groups)} groups"
+    return f"{groups}, {sequences} sequences"
 
 
 def difference(original: Outcome, hermes: Outcome) -> str:

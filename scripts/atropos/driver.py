@@ -6,17 +6,23 @@ It reads runs from standard input, a line of JSON each, and forks a process for 
 TOKENIZER and the flags of the environment. It prints the process and, when that has ended, its status.
 
 Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
-comparison. Three things are replaced, so that two runs can be equal and need no network:
+comparison. These are replaced, so that two runs can be equal and need no network:
 
 - unseeded randomness starts from the calling function (`random`) or from the calling file and a counter
   (`random.Random()`, `os.urandom`, numpy's generators), so that draws elsewhere, or a default of the settings
   that one side builds more often, do not change it;
+- `asyncio.as_completed`, and so tqdm's `gather`, starts coroutines in their order: Python starts them in the
+  order of a set, which their addresses in memory give, and so the draws above come in any order;
 - `datasets.load_dataset` gives the rows of DATA.json;
-- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
+- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine;
+- environments of the original get `server_configs`, which ten evaluations read, and it does not set.
+
+The parser of `math_verify`, which has a time limit, is used once before the runs: that takes seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import importlib
@@ -28,6 +34,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -59,6 +66,7 @@ def main() -> None:
     for name in ("atroposlib.envs.base", "datasets", "openai", "math_verify", "wandb"):
         importlib.import_module(name)
     importlib.import_module("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    importlib.import_module("math_verify").parse("$\\boxed{42}$", parsing_timeout=None)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
@@ -99,6 +107,7 @@ def _run_child(side: str, request: dict[str, Any]) -> NoReturn:
 
 def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str) -> None:
     _fix_randomness()
+    _fix_order()
     _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
     _replace_tokenizer(tokenizer)
     _replace_downloads()
@@ -106,6 +115,7 @@ def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str)
     if side == "hermes":
         _run_with_hermes(file, mode, list(flags))
         return
+    _keep_server_configs()
     sys.path[0] = str(Path(file).parent)
     # Last, so that the installed library is used and not the checkout's: some files import `environments`.
     sys.path += [str(parent) for parent in Path(file).parents if (parent / "environments").is_dir()]
@@ -165,6 +175,26 @@ def _fix_randomness() -> None:
     numpy.random.seed(7)
     make = numpy.random.default_rng
     numpy.random.default_rng = lambda seed=None: make(_seed_of_caller() if seed is None else seed)
+
+
+def _fix_order() -> None:
+    as_completed = asyncio.as_completed
+
+    def in_order(awaitables: Iterable[Any], **options: Any) -> Any:
+        return as_completed([asyncio.ensure_future(awaitable) for awaitable in awaitables], **options)
+
+    asyncio.as_completed = in_order  # type: ignore[assignment]
+
+
+def _keep_server_configs() -> None:
+    base = importlib.import_module("atroposlib.envs.base").BaseEnv
+    construct = base.__init__
+
+    def keep(self: Any, config: Any, server_configs: Any, *rest: Any, **options: Any) -> None:
+        self.server_configs = server_configs if isinstance(server_configs, list) else [server_configs]
+        construct(self, config, server_configs, *rest, **options)
+
+    base.__init__ = keep
 
 
 def _replace_datasets(tables: dict[str, Any]) -> None:

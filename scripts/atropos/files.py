@@ -43,11 +43,21 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
         name = path.relative_to(root).as_posix()
         if "/test" not in name and _defines_environment(path):
             evaluation = name.startswith("eval_environments/")
-            has_tokens = "managed_server" in path.read_text(encoding="utf-8") or path.name in _TOKEN_SERVERS
+            text = path.read_text(encoding="utf-8")
+            has_tokens = "managed_server" in text or path.name in _TOKEN_SERVERS
             server = "sglang" if has_tokens else "openai"
-            # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
-            flags = (("--env.thinking_mode=false",) if evaluation else ()) + _FLAGS.get(path.name, ())
-            yield EnvironmentFile(name, evaluation, server, flags=flags)
+            yield EnvironmentFile(name, evaluation, server, flags=_flags(path.name, evaluation, text))
+
+
+def _flags(name: str, evaluation: bool, text: str) -> tuple[str, ...]:
+    flags = _FLAGS.get(name, ())
+    # With thinking on, the helper of most evaluations prints a prompt that is not set, and fails.
+    if evaluation:
+        flags = ("--env.thinking_mode=false", *flags)
+    # By default 64 processes share the cores, and their answers exceed the time limit of `math_verify`.
+    if "max_math_workers: int" in text:
+        flags = ("--env.max_math_workers=1", *flags)
+    return flags
 
 
 def _defines_environment(path: Path) -> bool:
