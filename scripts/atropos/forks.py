@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,12 +30,12 @@ class ForkedRun:
         return not self._ended.is_set()
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it has ended by itself within the limit; if not, it is killed."""
-        if self._ended.wait(limit_s):
-            return True
-        os.killpg(self.pid, signal.SIGKILL)
+        """Whether it has ended by itself within the limit; what is left of its processes is killed."""
+        ended = self._ended.wait(limit_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._ended.wait()
-        return False
+        return ended
 
 
 class ForkServer:
