@@ -14,8 +14,7 @@ comparison. These are replaced, so that two runs can be equal and need no networ
 - `asyncio.as_completed`, and so tqdm's `gather`, starts coroutines in their order: Python starts them in the
   order of a set, which their addresses in memory give, and so the draws above come in any order;
 - `datasets.load_dataset` gives the rows of DATA.json;
-- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine;
-- environments of the original get `server_configs`, which ten evaluations read, and it does not set.
+- `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
 
 The parser of `math_verify`, which has a time limit, is used once before the runs: that takes seconds.
 """
@@ -66,7 +65,7 @@ def main() -> None:
     for name in ("atroposlib.envs.base", "datasets", "openai", "math_verify", "wandb"):
         importlib.import_module(name)
     importlib.import_module("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    importlib.import_module("math_verify").parse("$\\boxed{42}$", parsing_timeout=None)
+    importlib.import_module("math_verify").parse("$\\boxed{42}$", parsing_timeout=60)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
@@ -115,7 +114,6 @@ def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str)
     if side == "hermes":
         _run_with_hermes(file, mode, list(flags))
         return
-    _keep_server_configs()
     sys.path[0] = str(Path(file).parent)
     # Last, so that the installed library is used and not the checkout's: some files import `environments`.
     sys.path += [str(parent) for parent in Path(file).parents if (parent / "environments").is_dir()]
@@ -184,17 +182,6 @@ def _fix_order() -> None:
         return as_completed([asyncio.ensure_future(awaitable) for awaitable in awaitables], **options)
 
     asyncio.as_completed = in_order  # type: ignore[assignment]
-
-
-def _keep_server_configs() -> None:
-    base = importlib.import_module("atroposlib.envs.base").BaseEnv
-    construct = base.__init__
-
-    def keep(self: Any, config: Any, server_configs: Any, *rest: Any, **options: Any) -> None:
-        self.server_configs = server_configs if isinstance(server_configs, list) else [server_configs]
-        construct(self, config, server_configs, *rest, **options)
-
-    base.__init__ = keep
 
 
 def _replace_datasets(tables: dict[str, Any]) -> None:
