@@ -28,6 +28,7 @@ import importlib
 import json
 import os
 import random
+import re
 import runpy
 import sys
 import time
@@ -117,6 +118,11 @@ def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str)
     sys.path[0] = str(Path(file).parent)
     # Last, so that the installed library is used and not the checkout's: some files import `environments`.
     sys.path += [str(parent) for parent in Path(file).parents if (parent / "environments").is_dir()]
+    if re.search(r"^from \.", Path(file).read_text(encoding="utf-8"), re.MULTILINE):  # as `python -m` does
+        parts = Path(file).with_suffix("").parts
+        module = ".".join(parts[len(parts) - parts[::-1].index("environments") - 1 :])
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+        return
     runpy.run_path(file, run_name="__main__")
 
 

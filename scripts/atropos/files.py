@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from answers import ANSWERS_OF
+
 _TOKEN_SERVERS = frozenset({"t1_env.py"})
 """Files that ask for token ids in another file."""
+_GROUP_SIZES = {"philosophical_rlaif_env.py": 2}
+"""Files that make groups of one size, whatever the settings say."""
 _JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
 _FLAGS = {
     # Its settings draw a seed when they are built, which the original does more often.
@@ -30,6 +34,8 @@ class EnvironmentFile:
     server_type: str = "openai"
     group_size: int | None = None
     flags: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+    """Answers of the scripted model for this file alone."""
 
     def modes(self, wanted: Sequence[str]) -> list[str]:
         own = ("evaluate",) if self.is_evaluation else ("process", "serve", "evaluate")
@@ -46,7 +52,14 @@ def find_files(checkout: Path) -> Iterator[EnvironmentFile]:
             text = path.read_text(encoding="utf-8")
             has_tokens = "managed_server" in text or path.name in _TOKEN_SERVERS
             server = "sglang" if has_tokens else "openai"
-            yield EnvironmentFile(name, evaluation, server, flags=_flags(path.name, evaluation, text))
+            yield EnvironmentFile(
+                name,
+                evaluation,
+                server,
+                _GROUP_SIZES.get(path.name),
+                _flags(path.name, evaluation, text),
+                ANSWERS_OF.get(path.name, ()),
+            )
 
 
 def _flags(name: str, evaluation: bool, text: str) -> tuple[str, ...]:

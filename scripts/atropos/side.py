@@ -87,7 +87,9 @@ def run_side(
         flags.append(f"--env.data_path_to_save_groups={output}")
     path = checkout / "environments" / file.name
     arguments = [mode, str(path), str(side.folder / "data.json"), str(side.tokenizer), *flags]
-    run = side.forks.start(arguments, place, _variables(side, place), place / "log.txt")
+    # For clients that a file makes itself.
+    variables = {**_variables(side, place), "OPENAI_BASE_URL": f"{services.root}/v1"}
+    run = side.forks.start(arguments, place, variables, place / "log.txt")
     timed_out = _wait(run, mode, services, side.limit_s)
     rows = services.groups if mode == "serve" else _lines(output)
     failure = "took too long" if timed_out else _failure(place / "log.txt", run.returncode)

@@ -1,0 +1,33 @@
+"""The answers of the scripted model: some are right, some wrong, some in no form that a file reads."""
+
+from __future__ import annotations
+
+import json
+
+ANSWERS = (
+    "<think>\nSix times seven is 42.\n</think>\nThe answer is \\boxed{42}.\n<answer>42</answer>\n#### 42",
+    "<think>\nThe second choice fits.\n</think>\nAnswer: B\n\\boxed{B}\n<answer>B</answer>",
+    "I do not know the answer to this question. meow",
+    '<think>\nI use the tool.\n</think>\n<tool_call>\n{"name": "calculator", "arguments": {"expr": "6*7"}}\n'
+    "</tool_call>",
+    '<think>\nI stay.\n</think>\n<tool_call>\n{"name": "take_action", "arguments": {"action": "stick"}}\n'
+    "</tool_call>",
+    "",
+    "<think>\nIt is true.\n</think>\nFinal answer: (B). yes, ANSWER: 42, **A**",
+    "<think>\nI judge.\n</think>\nThe first is better: [[A>>B]]. Rating: [[7]]\nScore: 2\nScore: 1\npurr",
+    '<think>\nI write it down.\n</think>\n```json\n{"name": "six", "count": 42}\n```\n'
+    "\\boxed{SELECT count FROM data WHERE name = 'six'}",
+)
+
+_EFFECTS = ("Piety", "Stability", "Power", "Wealth")
+_CARD = {
+    "Character": "Alex",
+    "Prompt": "What is six times seven?",
+    "category": "wealth",
+    **{f"{side}_Choice": side for side in ("Left", "Right")},
+    **{f"{side}_{effect}": 1 for side in ("Left", "Right") for effect in _EFFECTS},
+}
+ANSWERS_OF = {
+    "dynastai_server.py": (json.dumps(_CARD), json.dumps({**_CARD, "category": "piety"})),
+}
+"""More answers for files that give no group where all answers have one score."""
