@@ -29,5 +29,8 @@ _CARD = {
 }
 ANSWERS_OF = {
     "dynastai_server.py": (json.dumps(_CARD), json.dumps({**_CARD, "category": "piety"})),
+    "letter_counting_environment.py": tuple(
+        f"<think>\nI count.\n</think>\nThere are some.\n<answer>{count}</answer>" for count in (0, 1, 1, 2)
+    ),
 }
 """More answers for files that give no group where all answers have one score."""
