@@ -27,8 +27,18 @@ _CARD = {
     **{f"{side}_Choice": side for side in ("Left", "Right")},
     **{f"{side}_{effect}": 1 for side in ("Left", "Right") for effect in _EFFECTS},
 }
+_PRODUCT = {
+    "json": '{"name": "six", "count": 42}',
+    "yaml": "name: six\ncount: 42",
+    "toml": 'name = "six"\ncount = 42',
+    "xml": "<product><name>six</name><count>42</count></product>",
+}
 ANSWERS_OF = {
     "dynastai_server.py": (json.dumps(_CARD), json.dumps({**_CARD, "category": "piety"})),
+    "pydantic_schema_following_environment.py": tuple(
+        f"<think>\nI write it down.\n</think>\n<{kind}>\n{text}\n</{kind}>\n```{kind}\n{text}\n```"
+        for kind, text in _PRODUCT.items()
+    ),
     "letter_counting_environment.py": tuple(
         f"<think>\nI count.\n</think>\nThere are some.\n<answer>{count}</answer>" for count in (0, 1, 1, 2)
     ),
