@@ -36,8 +36,9 @@ _PRODUCT = {
 ANSWERS_OF = {
     "dynastai_server.py": (json.dumps(_CARD), json.dumps({**_CARD, "category": "piety"})),
     "pydantic_schema_following_environment.py": tuple(
-        f"<think>\nI write it down.\n</think>\n<{kind}>\n{text}\n</{kind}>\n```{kind}\n{text}\n```"
+        f"<think>\nI write it down.\n</think>\n{begin}\n{text}\n{end}"
         for kind, text in _PRODUCT.items()
+        for begin, end in ((f"<{kind}_output>", f"</{kind}_output>"), (f"```{kind}", "```"))
     ),
     "letter_counting_environment.py": tuple(
         f"<think>\nI count.\n</think>\nThere are some.\n<answer>{count}</answer>" for count in (0, 1, 1, 2)
