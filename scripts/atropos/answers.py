@@ -19,6 +19,7 @@ ANSWERS = (
     "\\boxed{SELECT count FROM data WHERE name = 'six'}",
 )
 
+REVERSED = "neves semit xis"
 _EFFECTS = ("Piety", "Stability", "Power", "Wealth")
 _CARD = {
     "Character": "Alex",
@@ -35,6 +36,18 @@ _PRODUCT = {
 }
 ANSWERS_OF = {
     "dynastai_server.py": (json.dumps(_CARD), json.dumps({**_CARD, "category": "piety"})),
+    "text_reversal_environment.py": (
+        f"<think>\nI turn it round.\n</think>\n<reversed_text>\n{REVERSED}\n</reversed_text>",
+    )
+    * 4,
+    "math_server_zero.py": tuple(
+        f" I multiply six and seven. </think> <answer> The answer is \\boxed{{{number}}}. </answer>"
+        for number in (42, 41, 42, 40)
+    ),
+    "fundamental_prediction_environment.py": tuple(
+        f"<think>\nI look.\n</think>\nThe revenue will be: {change} and the magnitude will be: 42.0%"
+        for change in ("maintained", "raised", "reduced")
+    ),
     "pydantic_schema_following_environment.py": tuple(
         f"<think>\nI write it down.\n</think>\n{begin}\n{text}\n{end}"
         for kind, text in _PRODUCT.items()

@@ -21,6 +21,8 @@ _FLAGS = {
     "refusalbench_environment.py": _JUDGE,
     "mixeval_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
     "mtbench_eval.py": (*_JUDGE, "--env.judge_rate_limit_delay=0"),
+    # Its rows are conversations of several calls in a row.
+    "tool_use_multiturn_server.py": ("--env.scenario_category=multistep",),
     "simpleqa_eval.py": ("--env.use_llm_judge=true", *_JUDGE),
 }
 """Flags of single files; ROOT is the address of the scripted model."""
