@@ -34,6 +34,11 @@ PACKAGES = (
     "toml",
     "xmltodict",
     "asteval",
+    "gymnasium==1.0.0",
+    "mathgenerator",
+    "pennylane",
+    "smolagents",
+    "tavily-python",
 )
 """The original and what its files import."""
 PAGE = ROOT / "docs" / "compat.md"
