@@ -58,6 +58,8 @@ def difference(original: Outcome, hermes: Outcome) -> str:
         for field in _PER_SEQUENCE:
             if _column(first, field) != _column(second, field):
                 return f"group {index}: {field} differ"
+        if (first.get("group_overrides") or {}) != (second.get("group_overrides") or {}):
+            return f"group {index}: group_overrides differ"
         if _rows(first) != _rows(second):
             return f"group {index}: the same fields belong to other sequences"
     # The original counts a group that it rejects as written; Hermes goes on until all are written.

@@ -9,8 +9,8 @@ Both sides run this file, each in its own Python. It imports Hermes on its own s
 comparison. These are replaced, so that two runs can be equal and need no network:
 
 - unseeded randomness starts from the calling function (`random`) or from the calling file and a counter
-  (`random.Random()`, `os.urandom`, numpy's generators), so that draws elsewhere, or a default of the settings
-  that one side builds more often, do not change it;
+  (`random.Random()`, `os.urandom`, `uuid4`, numpy's generators), so that draws elsewhere, or a default of the
+  settings that one side builds more often, do not change it;
 - `asyncio.as_completed`, and so tqdm's `gather`, starts coroutines in their order: Python starts them in the
   order of a set, which their addresses in memory give, and so the draws above come in any order;
 - `datasets.load_dataset` gives the rows of DATA.json;
@@ -33,6 +33,7 @@ import runpy
 import sys
 import time
 import traceback
+import uuid
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -172,6 +173,14 @@ def _fix_randomness() -> None:
         return random.Random(_seed_of_caller()).randbytes(size)
 
     os.urandom = urandom
+    make_uuid = uuid.uuid4
+
+    def uuid4() -> uuid.UUID:
+        if "environments" not in sys._getframe(1).f_code.co_filename:
+            return make_uuid()
+        return uuid.UUID(bytes=random.Random(_seed_of_caller()).randbytes(16), version=4)
+
+    uuid.uuid4 = uuid4
     try:
         import numpy
     except ImportError:
