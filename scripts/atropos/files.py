@@ -11,7 +11,7 @@ from answers import ANSWERS_OF
 
 _TOKEN_SERVERS = frozenset({"t1_env.py"})
 """Files that ask for token ids in another file."""
-_GROUP_SIZES = {"philosophical_rlaif_env.py": 2, "rlaif_server.py": 2}
+_GROUP_SIZES = {"philosophical_rlaif_env.py": 2, "rlaif_server.py": 2, "wikipedia_article_creator.py": 1}
 """Files that make groups of one size, whatever the settings say."""
 _JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
 _FLAGS = {
