@@ -28,8 +28,9 @@ class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         root, inside = _parts(fullname)
         if inside not in TABLES.get(root, {}):
-            own = root == AGENT_ROOT and isinstance(sys.modules.get(root), ShimModule) and "." not in inside
-            return importlib.machinery.PathFinder.find_spec(fullname, _own_folders()) if own else None
+            if root != AGENT_ROOT or "." in inside or not isinstance(sys.modules.get(root), ShimModule):
+                return None
+            return importlib.machinery.PathFinder.find_spec(fullname, _own_folders())
         if fullname != AGENT_ROOT:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if importlib.machinery.PathFinder.find_spec(AGENT_ROOT) is not None:
