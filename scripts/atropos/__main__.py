@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from compare import Outcome, describe, difference
-from files import EnvironmentFile, find_files
+from files import REASONS, EnvironmentFile, find_files
 from servers import LocalServices
 from side import Side, copy_checkout, run_side
 
@@ -98,7 +98,7 @@ def write_page(page: Path, comparisons: Sequence[Comparison]) -> None:
     ran = _markdown([row for row in comparisons if row.verdict != "neither"])
     others = [row for row in comparisons if row.verdict == "neither" and not _ran(row.file, comparisons)]
     lines = ["| on neither side | mode | why, in Hermes |", "|---|---|---|"]
-    lines += [f"| {row.file} | {row.mode} | {_short(row.why)} |" for row in others]
+    lines += [f"| {row.file} | {row.mode} | {REASONS.get(row.file) or _short(row.why)} |" for row in others]
     content = f"{ran}\n" + "\n".join(lines)
     page.write_text(f"{before}{_BEGIN}\n\n{content}\n\n{_END}{after}", encoding="utf-8")
 
@@ -109,7 +109,8 @@ def _ran(file: str, comparisons: Sequence[Comparison]) -> bool:
 
 def _short(why: str) -> str:
     """At most fifteen words, without the folder of this machine."""
-    words = re.sub(r"/\S*/checkout/(environments/)?", "", why).split()
+    why = re.sub(r"\S+\.py cannot be imported: ", "", why).partition(" The log has the details")[0]
+    words = re.sub(r"/\S*/checkout/(environments/)?", "", why.partition(" Install the package")[0]).split()
     text = " ".join(words[:15]) + (" …" if len(words) > 15 else "")
     return text.replace("<", "&lt;")
 
