@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from compare import Outcome, describe, difference
-from files import REASONS, EnvironmentFile, find_files
+from files import EnvironmentFile, find_files
+from reasons import REASONS
 from servers import LocalServices
 from side import Side, copy_checkout, run_side
 
@@ -97,7 +98,7 @@ def write_page(page: Path, comparisons: Sequence[Comparison]) -> None:
         sys.exit(f"{page} has no lines {_BEGIN} and {_END}")
     ran = _markdown([row for row in comparisons if row.verdict != "neither"])
     others = [row for row in comparisons if row.verdict == "neither" and not _ran(row.file, comparisons)]
-    lines = ["| on neither side | mode | why, in Hermes |", "|---|---|---|"]
+    lines = ["| on neither side | mode | why |", "|---|---|---|"]
     lines += [f"| {row.file} | {row.mode} | {REASONS.get(row.file) or _short(row.why)} |" for row in others]
     content = f"{ran}\n" + "\n".join(lines)
     page.write_text(f"{before}{_BEGIN}\n\n{content}\n\n{_END}{after}", encoding="utf-8")
@@ -174,7 +175,8 @@ def _portable_tokenizer(source: Path, target: Path) -> Path:
 def _markdown(comparisons: Sequence[Comparison]) -> str:
     lines = ["| file | mode | original | Hermes | |", "|---|---|---|---|---|"]
     for row in comparisons:
-        why = f": {_short(row.why)}" if row.why else ""
+        reason = REASONS.get(row.file, "") if row.verdict == "only Hermes" else ""
+        why = f": {reason or _short(row.why)}" if reason or row.why else ""
         lines.append(f"| {row.file} | {row.mode} | {row.original} | {row.hermes} | {row.verdict}{why} |")
     return "\n".join(lines) + "\n"
 

@@ -19,28 +19,6 @@ _SEVERAL_SERVERS = (
     "mcp_env.py",
 )
 """Files whose default is a list of servers: they are set by --config, not by --openai.*."""
-REASONS = {
-    "code_execution_server/coding_server.py": "file: `perfect_indices.txt`; its code runs in Modal",
-    "community/cat_behavior_env/cat_server.py": "its own: `score` returns None for every group",
-    "community/ethereum_virtual_machine/evm_server.py": "program: `anvil`",
-    "community/helpful_doctors/doctor.py": "network: asks api.x.ai",
-    "community/meteorology_forecast/meteorology_env.py": "file: its folder `data` is not in its repository",
-    "community/options_iv_prediction/options_iv_prediction.py": "network: asks finance.yahoo.com",
-    "community/pay_to_play/pay_to_play_env.py": "file: `secrets.json`, with the keys of a wallet",
-    "community/playwright_agent_env.py": "program: the browser that Playwright downloads",
-    "community/poker_holdem/poker_env.py": "its own: returns every answer as a group",
-    "community/punchline_vrcli/punchline_env.py": "hub: loads Qwen/Qwen3-1.7B-Base",
-    "community/solitaire_winning_probability/solitaire_server.py": "its own: fails where no answer counts",
-    "community/ufc_prediction_env/ufc_image_env.py": "file: its pictures are not in its repository",
-    "game_environments/textworld_env/textworld_env.py": "package: building `textworld` downloads Inform 7",
-    "gsm8k_server_teacher_distill.py": "atroposlib 0.4.0 lacks its base class; here it wants a teacher",
-    "infinimath/infinimath_env.py": "its own: returns its answers without scoring them",
-    "mcp_env.py": "its own: sets fields that its config class does not have",
-    "multimodal_dpo/clevr_cogen_a_train.py": "its own: returns its answers without scoring them",
-    "sft_loader_server.py": "its own: has no method that collects trajectories",
-    "verifiers_server.py": "package: another `verifiers`, one with `load_environment`",
-}
-"""Why files run on neither side, where the log does not say it in one line. They were read."""
 _JUDGE = ("--env.judge_base_url=ROOT/v1", "--env.judge_model_name=scripted")
 _FLAGS = {
     # Its settings draw a seed when they are built, which the original does more often.
