@@ -42,6 +42,7 @@ REASONS = {
     "infinimath/infinimath_env.py": "its own: returns its answers without scoring them",
     "intern_bootcamp/intern_bootcamp_env.py": "package: `internbootcamp`, which is on no registry",
     "kernelbench_env/kernelbench_env.py": "file: a checkout of KernelBench (`src`)",
+    "math_server_zero.py": "the scripted answers score alike, and it gives no such group",
     "mcp_env.py": "its own: sets fields that its config class does not have",
     "multimodal_dpo/clevr_cogen_a_train.py": "its own: returns its answers without scoring them",
     "sft_loader_server.py": "its own: has no method that collects trajectories",

@@ -166,7 +166,7 @@ def _conversation_of_several_calls(index: int) -> Row:
 
 
 def _reversal(index: int) -> Row:
-    return {"prompt": f"In version {index}, write backwards: {REVERSED[::-1]}", "answer": REVERSED}
+    return {"id": str(index), "text": REVERSED[::-1], "answer": REVERSED}
 
 
 def _academic_choice(index: int) -> Row:
