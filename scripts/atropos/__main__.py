@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from compare import Outcome, describe, difference
 from files import EnvironmentFile, find_files
+from reasons import REASONS
 from servers import LocalServices
 from side import Side, copy_checkout, run_side
 
@@ -89,13 +91,29 @@ def _add_results(file: Path, comparisons: Sequence[Comparison]) -> list[Comparis
 
 
 def write_page(page: Path, comparisons: Sequence[Comparison]) -> None:
-    """Replaces the table between the marks; a file that ran on neither side is not in it."""
+    """Replaces what stands between the marks: the files that ran on a side, then the others and why not."""
     before, _, rest = page.read_text(encoding="utf-8").partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not end:
         sys.exit(f"{page} has no lines {_BEGIN} and {_END}")
-    table = _markdown([row for row in comparisons if row.verdict != "neither"])
-    page.write_text(f"{before}{_BEGIN}\n\n{table}\n{_END}{after}", encoding="utf-8")
+    ran = _markdown([row for row in comparisons if row.verdict != "neither"])
+    others = [row for row in comparisons if row.verdict == "neither" and not _ran(row.file, comparisons)]
+    lines = ["| on neither side | mode | why |", "|---|---|---|"]
+    lines += [f"| {row.file} | {row.mode} | {REASONS.get(row.file) or _short(row.why)} |" for row in others]
+    content = f"{ran}\n" + "\n".join(lines)
+    page.write_text(f"{before}{_BEGIN}\n\n{content}\n\n{_END}{after}", encoding="utf-8")
+
+
+def _ran(file: str, comparisons: Sequence[Comparison]) -> bool:
+    return any(row.file == file and row.verdict != "neither" for row in comparisons)
+
+
+def _short(why: str) -> str:
+    """At most fifteen words, without the folder of this machine."""
+    why = re.sub(r"\S+\.py cannot be imported: ", "", why).partition(" The log has the details")[0]
+    words = re.sub(r"/\S*/checkout/(environments/)?", "", why.partition(" Install the package")[0]).split()
+    text = " ".join(words[:15]) + (" …" if len(words) > 15 else "")
+    return text.replace("<", "&lt;")
 
 
 def _compare_all(
@@ -130,7 +148,7 @@ def _compare(checkout: Path, file: EnvironmentFile, mode: str, original: Side, h
 def _run(checkout: Path, file: EnvironmentFile, mode: str, side: Side) -> Outcome:
     encode, end_token = side.encoder()
     size = file.group_size or GROUP_SIZE
-    with LocalServices(encode, end_token, GROUPS, size) as services:
+    with LocalServices(encode, end_token, GROUPS, size, file.answers) as services:
         return run_side(side, checkout, file, mode, services, GROUPS, size)
 
 
@@ -157,7 +175,8 @@ def _portable_tokenizer(source: Path, target: Path) -> Path:
 def _markdown(comparisons: Sequence[Comparison]) -> str:
     lines = ["| file | mode | original | Hermes | |", "|---|---|---|---|---|"]
     for row in comparisons:
-        why = f": {row.why}" if row.why else ""
+        reason = REASONS.get(row.file, "") if row.verdict == "only Hermes" else ""
+        why = f": {reason or _short(row.why)}" if reason or row.why else ""
         lines.append(f"| {row.file} | {row.mode} | {row.original} | {row.hermes} | {row.verdict}{why} |")
     return "\n".join(lines) + "\n"
 

@@ -42,7 +42,8 @@ def describe(outcome: Outcome) -> str:
     if outcome.mode == "evaluate":
         return f"{len(outcome.metrics)} metrics"
     sequences = sum(len(group["tokens"]) for group in outcome.groups)
-    return f"{len(outcome.groups)} groups, {sequences} sequences"
+    groups = "1 group" if len(outcome.groups) == 1 else f"{len(outcome.groups)} groups"
+    return f"{groups}, {sequences} sequences"
 
 
 def difference(original: Outcome, hermes: Outcome) -> str:
@@ -57,6 +58,10 @@ def difference(original: Outcome, hermes: Outcome) -> str:
         for field in _PER_SEQUENCE:
             if _column(first, field) != _column(second, field):
                 return f"group {index}: {field} differ"
+        # Hermes adds the environment's name when it serves.
+        overrides = second.get("group_overrides") or {}
+        if not (first.get("group_overrides") or {}).items() <= overrides.items():
+            return f"group {index}: group_overrides differ"
         if _rows(first) != _rows(second):
             return f"group {index}: the same fields belong to other sequences"
     # The original counts a group that it rejects as written; Hermes goes on until all are written.

@@ -6,28 +6,36 @@ It reads runs from standard input, a line of JSON each, and forks a process for 
 TOKENIZER and the flags of the environment. It prints the process and, when that has ended, its status.
 
 Both sides run this file, each in its own Python. It imports Hermes on its own side only, and nothing of the
-comparison. Three things are replaced, so that two runs can be equal and need no network:
+comparison. These are replaced, so that two runs can be equal and need no network:
 
 - unseeded randomness starts from the calling function (`random`) or from the calling file and a counter
-  (`random.Random()`, `os.urandom`, numpy's generators), so that draws elsewhere, or a default of the settings
-  that one side builds more often, do not change it;
+  (`random.Random()`, `os.urandom`, `uuid4`, numpy's generators), so that draws elsewhere, or a default of the
+  settings that one side builds more often, do not change it;
+- `asyncio.as_completed`, and so tqdm's `gather`, starts coroutines in their order: Python starts them in the
+  order of a set, which their addresses in memory give, and so the draws above come in any order;
 - `datasets.load_dataset` gives the rows of DATA.json;
 - `AutoTokenizer.from_pretrained`, single files of the hub and NLTK's downloads give what is on this machine.
+
+The parser of `math_verify`, which has a time limit, is used once before the runs: that takes seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import importlib
 import json
 import os
 import random
+import re
 import runpy
 import sys
 import time
 import traceback
+import uuid
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -59,6 +67,7 @@ def main() -> None:
     for name in ("atroposlib.envs.base", "datasets", "openai", "math_verify", "wandb"):
         importlib.import_module(name)
     importlib.import_module("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    importlib.import_module("math_verify").parse("$\\boxed{42}$", parsing_timeout=60)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
@@ -99,6 +108,7 @@ def _run_child(side: str, request: dict[str, Any]) -> NoReturn:
 
 def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str) -> None:
     _fix_randomness()
+    _fix_order()
     _replace_datasets(json.loads(Path(data).read_text(encoding="utf-8")))
     _replace_tokenizer(tokenizer)
     _replace_downloads()
@@ -109,6 +119,11 @@ def run(side: str, mode: str, file: str, data: str, tokenizer: str, *flags: str)
     sys.path[0] = str(Path(file).parent)
     # Last, so that the installed library is used and not the checkout's: some files import `environments`.
     sys.path += [str(parent) for parent in Path(file).parents if (parent / "environments").is_dir()]
+    if re.search(r"^from \.", Path(file).read_text(encoding="utf-8"), re.MULTILINE):  # as `python -m` does
+        parts = Path(file).with_suffix("").parts
+        module = ".".join(parts[len(parts) - parts[::-1].index("environments") - 1 :])
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+        return
     runpy.run_path(file, run_name="__main__")
 
 
@@ -158,6 +173,14 @@ def _fix_randomness() -> None:
         return random.Random(_seed_of_caller()).randbytes(size)
 
     os.urandom = urandom
+    make_uuid = uuid.uuid4
+
+    def uuid4() -> uuid.UUID:
+        if "environments" not in sys._getframe(1).f_code.co_filename:
+            return make_uuid()
+        return uuid.UUID(bytes=random.Random(_seed_of_caller()).randbytes(16), version=4)
+
+    uuid.uuid4 = uuid4
     try:
         import numpy
     except ImportError:
@@ -165,6 +188,15 @@ def _fix_randomness() -> None:
     numpy.random.seed(7)
     make = numpy.random.default_rng
     numpy.random.default_rng = lambda seed=None: make(_seed_of_caller() if seed is None else seed)
+
+
+def _fix_order() -> None:
+    as_completed = asyncio.as_completed
+
+    def in_order(awaitables: Iterable[Any], **options: Any) -> Any:
+        return as_completed([asyncio.ensure_future(awaitable) for awaitable in awaitables], **options)
+
+    asyncio.as_completed = in_order  # type: ignore[assignment]
 
 
 def _replace_datasets(tables: dict[str, Any]) -> None:

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,18 +30,19 @@ class ForkedRun:
         return not self._ended.is_set()
 
     def wait(self, limit_s: float) -> bool:
-        """Whether it has ended by itself within the limit; if not, it is killed."""
-        if self._ended.wait(limit_s):
-            return True
-        os.killpg(self.pid, signal.SIGKILL)
+        """Whether it has ended by itself within the limit; what is left of its processes is killed."""
+        ended = self._ended.wait(limit_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._ended.wait()
-        return False
+        return ended
 
 
 class ForkServer:
     """The process of one side; it runs one run at a time."""
 
     def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self._command = list(command)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(list(command), env=dict(variables), **pipes)  # type: ignore[call-overload]
 
@@ -49,9 +52,17 @@ class ForkServer:
         request = {"arguments": list(arguments), "folder": str(folder), "log": str(log)}
         self._process.stdin.write(json.dumps({**request, "variables": dict(variables)}) + "\n")
         self._process.stdin.flush()
-        run = ForkedRun(int(self._process.stdout.readline()))
-        threading.Thread(target=lambda: run.end(int(self._process.stdout.readline())), daemon=True).start()
+        run = ForkedRun(self._read_number())
+        threading.Thread(target=lambda: run.end(self._read_number()), daemon=True).start()
         return run
+
+    def _read_number(self) -> int:
+        """A process that has died ends the comparison, whichever thread reads: no later run can start."""
+        line = self._process.stdout.readline()
+        if not line:
+            sys.stderr.write(f"{' '.join(self._command)} ended with status {self._process.wait()}\n")
+            os._exit(2)
+        return int(line)
 
     def close(self) -> None:
         self._process.stdin.close()

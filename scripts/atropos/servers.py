@@ -16,34 +16,32 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
-ANSWERS = (
-    "<think>\nSix times seven is 42.\n</think>\nThe answer is \\boxed{42}.\n<answer>42</answer>\n#### 42",
-    "<think>\nThe second choice fits.\n</think>\nAnswer: B\n\\boxed{B}\n<answer>B</answer>",
-    "I do not know the answer to this question. meow",
-    '<think>\nI use the tool.\n</think>\n<tool_call>\n{"name": "calculator", "arguments": {"expr": "6*7"}}\n'
-    "</tool_call>",
-    '<think>\nI stay.\n</think>\n<tool_call>\n{"name": "take_action", "arguments": {"action": "stick"}}\n'
-    "</tool_call>",
-    "",
-    "<think>\nIt is true.\n</think>\nFinal answer: (B). yes, ANSWER: 42, **A**",
-    "<think>\nI judge.\n</think>\nThe first is better: [[A>>B]]. Rating: [[7]]\nScore: 2\nScore: 1\npurr",
-    '<think>\nI write it down.\n</think>\n```json\n{"name": "six", "count": 42}\n```\n'
-    "\\boxed{SELECT count FROM data WHERE name = 'six'}",
-)
+from answers import ANSWERS
 
 Tokens = Callable[[str], list[int]]
 
 
 class LocalServices:
-    """Both services on one loopback port. `groups_wanted`: after so many groups the trainer is done."""
+    """Both services on one loopback port. `groups_wanted`: after so many groups the trainer is done.
 
-    def __init__(self, encode: Tokens, end_token: int, groups_wanted: int, group_size: int) -> None:
+    `answers` come after the usual ones.
+    """
+
+    def __init__(
+        self,
+        encode: Tokens,
+        end_token: int,
+        groups_wanted: int,
+        group_size: int,
+        answers: tuple[str, ...] = (),
+    ) -> None:
         self.requests: list[dict[str, Any]] = []
         self.groups: list[dict[str, Any]] = []
         self.done = threading.Event()
         """All groups have arrived."""
         self._encode, self._end_token = encode, end_token
         self._wanted, self._group_size = groups_wanted, group_size
+        self._answers = (*ANSWERS, *answers)
         self._counts: Counter[int] = Counter()
         self._lock = threading.Lock()
         services = self
@@ -128,7 +126,7 @@ class LocalServices:
             self.requests.append(body)
             first = self._counts[key]
             self._counts[key] += count
-        texts = [ANSWERS[(key + first + index) % len(ANSWERS)] for index in range(count)]
+        texts = [self._answers[(key + first + index) % len(self._answers)] for index in range(count)]
         stops = body.get("stop") or body.get("sampling_params", {}).get("stop") or []
         return [_before(text, [stops] if isinstance(stops, str) else stops) for text in texts]
 

@@ -75,11 +75,7 @@ def run_side(
         "--env.include_messages=true",
         f"--env.data_dir_to_save_evals={evals}",
         f"--env.rollout_server_url={services.root}",
-        f"--openai.base_url={services.root}/v1",
-        f"--openai.api_key={'x'}",
-        "--openai.model_name=scripted",
-        f"--openai.server_type={file.server_type}",
-        f"--openai.tokenizer_name={side.tokenizer}",
+        *_server_flags(side, file, services, place / "servers.yaml"),
         "--slurm=false",
         *(flag.replace("ROOT", services.root) for flag in file.flags),
     ]
@@ -87,13 +83,30 @@ def run_side(
         flags.append(f"--env.data_path_to_save_groups={output}")
     path = checkout / "environments" / file.name
     arguments = [mode, str(path), str(side.folder / "data.json"), str(side.tokenizer), *flags]
-    run = side.forks.start(arguments, place, _variables(side, place), place / "log.txt")
+    # For clients that a file makes itself.
+    variables = {**_variables(side, place), "OPENAI_BASE_URL": f"{services.root}/v1"}
+    run = side.forks.start(arguments, place, variables, place / "log.txt")
     timed_out = _wait(run, mode, services, side.limit_s)
     rows = services.groups if mode == "serve" else _lines(output)
     failure = "took too long" if timed_out else _failure(place / "log.txt", run.returncode)
     return Outcome(
         rows[:groups] if mode == "serve" else rows, _metrics(evals), services.requests, failure, mode
     )
+
+
+def _server_flags(side: Side, file: EnvironmentFile, services: LocalServices, config: Path) -> list[str]:
+    """Flags that set the model's server; where the file has several, a file of settings with two."""
+    server = {
+        "base_url": f"{services.root}/v1",
+        "api_key": "x",
+        "model_name": "scripted",
+        "server_type": file.server_type,
+        "tokenizer_name": str(side.tokenizer),
+    }
+    if not file.several_servers:
+        return [f"--openai.{name}={value}" for name, value in server.items()]
+    config.write_text(json.dumps({"openai": [server, server]}), encoding="utf-8")
+    return [f"--config={config}"]
 
 
 def copy_checkout(checkout: Path, folder: Path) -> Path:

@@ -8,9 +8,11 @@ import struct
 import zlib
 from typing import Any
 
+from answers import REVERSED
 from evaluation_rows import CHOICES, Row, problem, question
 
-_COUNT = 60
+_COUNT = 120
+"""Some files hold a hundred rows out for their evaluation."""
 _CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expr": "6*7"}}\n</tool_call>'
 _TOOLS = (
     'You may call functions. <tools>[{"type": "function", "function": {"name": "calculator", "description": '
@@ -164,8 +166,7 @@ def _conversation_of_several_calls(index: int) -> Row:
 
 
 def _reversal(index: int) -> Row:
-    text = question(index)
-    return {"prompt": f"Write this text backwards: {text}", "answer": text[::-1], "text": text}
+    return {"id": str(index), "text": REVERSED[::-1], "answer": REVERSED}
 
 
 def _academic_choice(index: int) -> Row:

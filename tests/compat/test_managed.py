@@ -213,6 +213,8 @@ async def test_tool_calls_are_parsed_and_the_sequence_still_grows_by_appending(
     (asked,) = answer.choices[0].message.tool_calls or []
     assert answer.choices[0].finish_reason == "tool_calls"
     assert asked.type == "function" and (asked.function.name, asked.function.arguments) == ("add", '{"a": 1}')
+    as_dict: Any = asked  # which it is in the original
+    assert as_dict["function"].get("name") == "add" and json.loads(json.dumps(asked))["id"] == asked.id
     messages += [
         answer.choices[0].message.model_dump(),
         {"role": "tool", "content": "2", "tool_call_id": asked.id},

@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,22 @@ def test_submodules_are_attributes_of_their_packages() -> None:
     import atroposlib  # type: ignore[import-not-found]
 
     assert atroposlib.envs.base.BaseEnv.__name__ == "BaseEnv"
+
+
+def test_a_file_finds_the_folder_environments_of_its_project_from_anywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "environments" / "community" / "research"
+    folder.mkdir(parents=True)
+    (folder / "tools.py").write_text("ANSWER = 42\n")
+    file = folder / "research_env.py"
+    file.write_text("from environments.community.research.tools import ANSWER\n")
+    code = (
+        "from pathlib import Path\nfrom hermes.compat import atropos\natropos.install()\n"
+        "from hermes.envs.cli.run import load_module\n"
+        f"print(load_module(Path({str(file)!r})).ANSWER)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path.parent, capture_output=True, text=True)
+    assert done.stdout == "42\n", done.stderr
 
 
 def test_after_uninstalling_the_imports_are_gone() -> None:

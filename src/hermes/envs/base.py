@@ -65,6 +65,10 @@ class BaseEnv(ABC):
             server_class=self.server_cls,
             reasoning_config=ReasoningConfig.from_env_config(config),
         )
+        self.server_configs: list[Any] = (
+            server_configs if isinstance(server_configs, list) else [server_configs]
+        )
+        """As the constructor received them, in a list."""
         self.rollouts_for_wandb: list[list[tuple[Any, ...]]] = []
         """Groups of (text, score) for the next report to W&B."""
         self.completion_lengths: list[int] = []

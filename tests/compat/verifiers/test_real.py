@@ -154,13 +154,27 @@ TRAINED = {
 }
 
 
+# Rewards that differ even where a random model gives no answer: the share of one letter in its text.
+LETTERS = """
+import verifiers as vf
+from datasets import Dataset
+
+def load_environment(letters=("e", "a")):
+    rows = [{"question": f"Write the letter {letter}.", "answer": letter} for letter in letters]
+    def share(completion, answer, **_):
+        text = completion[-1]["content"] or " "
+        return text.count(answer) / len(text)
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[share]))
+"""
+
+
 @contextmanager
-def terminal(home: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+def terminal(home: Path, packages: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
     variables = {
         **os.environ,
         "HERMES_HOME": str(home),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(examples()),
+        "PYTHONPATH": str(packages),
     }
     with (home / "terminal.log").open("ab") as log:
         process = subprocess.Popen(
@@ -175,24 +189,32 @@ def terminal(home: Path, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("package", TRAINED)
 def test_an_example_trains(package: str, tmp_path: Path) -> None:
-    model = tiny_model(tmp_path / "model", 1024)
-    api, url = start_api(tmp_path)
+    settings = ("--env.args", json.dumps(TRAINED[package]))
+    train(package, verifiers_python(), examples(), tmp_path, *settings)
+
+
+def test_a_classic_package_trains(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "letters.py").write_text(LETTERS)
+    train("letters", classic_python(), packages, tmp_path)
+
+
+def train(package: str, python: Path, packages: Path, home: Path, *settings: str) -> None:
+    """Three steps of a tiny model on the package, through the trajectory API."""
+    model = tiny_model(home / "model", 1024)
+    api, url = start_api(home)
     try:
-        file = tmp_path / "run.yaml"
+        file = home / "run.yaml"
         file.write_text(CONFIG.format(model=model, api=url, port=free_port()))
         serve = ("-m", "hermes", "env", "serve", "--verifiers", package, "--config", str(file))
-        settings = (
-            "--env.verifiers_python",
-            str(verifiers_python()),
-            "--env.args",
-            json.dumps(TRAINED[package]),
-        )
+        serve = (*serve, "--env.verifiers_python", str(python), *settings)
         trainer = (str(RECIPES / "launch_training.py"), "--config", str(file), "--no-wandb")
-        with terminal(tmp_path, *trainer) as training, terminal(tmp_path, *serve, *settings):
-            assert training.wait(timeout=1500) == 0, (tmp_path / "terminal.log").read_text()
+        with terminal(home, packages, *trainer) as training, terminal(home, packages, *serve):
+            assert training.wait(timeout=1500) == 0, (home / "terminal.log").read_text()
     finally:
         api.kill()
-    state = json.loads(next((tmp_path / "runs").glob("*/training.json")).read_text())
+    state = json.loads(next((home / "runs").glob("*/training.json")).read_text())
     assert [checkpoint[0] for checkpoint in state["kept"]] == [3]
-    steps = [json.loads(line) for line in next((tmp_path / "runs").rglob("metrics.jsonl")).open()]
+    steps = [json.loads(line) for line in next((home / "runs").rglob("metrics.jsonl")).open()]
     assert any("loss" in name for step in steps for name in step), "a step without any signal has no loss"

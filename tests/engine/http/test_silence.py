@@ -91,6 +91,7 @@ url, key, model, calls, length = sys.argv[1:]
 client = tinker.ServiceClient(base_url=url, api_key=key)
 sampler = client.create_sampling_client(base_model=model)
 params = tt.SamplingParams(max_tokens=int(length), stop=[])
+input()
 waiting = [sampler.sample(prompt(8), 64, params) for _ in range(int(calls))]
 print(sum(len(one.result().sequences) for one in waiting))
 client.close("success").result()
@@ -100,9 +101,10 @@ LONG = 40
 
 @contextmanager
 def sampling(server: Server, model: str, calls: int, length: int) -> Iterator[subprocess.Popen[str]]:
-    """A client in a process of its own, which does not outlive a test that fails."""
+    """A client in a process of its own, which samples after a line and does not outlive a test that fails."""
     command = [sys.executable, "-c", SAMPLING, server.url, KEY, model, str(calls), str(length)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         try:
             yield process
         finally:
@@ -115,15 +117,23 @@ def test_a_killed_client_makes_way_and_one_that_only_slept_gets_its_answer(
     start: Start, tmp_path: Path, model: str
 ) -> None:
     server = start(tmp_path)
-    with sampling(server, model, LONG, 500) as killed:
+    with sampling(server, model, LONG, 500) as killed, sampling(server, model, 1, 3) as slept:
+        wait_until(lambda: server.metric("sessions") == 2)
+        begin(killed)
         wait_until(lambda: server.metric("calls_pending") == LONG)
-        with sampling(server, model, 1, 3) as slept:  # its one call waits behind the others
-            wait_until(lambda: server.metric("calls_pending") == LONG + 1)
-            slept.send_signal(signal.SIGSTOP)
-            killed.kill()
-            wait_until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
-            assert server.metric("sampled_tokens_total") < LONG * 64 * 500
-            assert server.metric("sessions") == 2
-            slept.send_signal(signal.SIGCONT)
-            assert slept.communicate()[0] == "64\n"
-            assert (slept.returncode, killed.wait()) == (0, -signal.SIGKILL)
+        begin(slept)  # its one call waits behind the others
+        wait_until(lambda: server.metric("calls_pending") == LONG + 1)
+        slept.send_signal(signal.SIGSTOP)
+        killed.kill()
+        wait_until(lambda: server.metric("sampling_running") + server.metric("sampling_waiting") == 0)
+        assert server.metric("sampled_tokens_total") < LONG * 64 * 500
+        assert server.metric("sessions") == 2
+        slept.send_signal(signal.SIGCONT)
+        assert slept.communicate()[0] == "64\n"
+        assert (slept.returncode, killed.wait()) == (0, -signal.SIGKILL)
+
+
+def begin(client: subprocess.Popen[str]) -> None:
+    assert client.stdin is not None
+    client.stdin.write("\n")
+    client.stdin.flush()

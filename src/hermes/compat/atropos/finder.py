@@ -28,14 +28,15 @@ class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         root, inside = _parts(fullname)
         if inside not in TABLES.get(root, {}):
-            return None
+            if root != AGENT_ROOT or "." in inside or not isinstance(sys.modules.get(root), ShimModule):
+                return None
+            return importlib.machinery.PathFinder.find_spec(fullname, _own_folders())
         if fullname != AGENT_ROOT:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if importlib.machinery.PathFinder.find_spec(AGENT_ROOT) is not None:
             return None
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        # `python environments/my_env.py` puts the folder itself on the path, not its parent.
-        spec.submodule_search_locations = [entry for entry in sys.path if Path(entry).name == AGENT_ROOT]
+        spec.submodule_search_locations = _own_folders()
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -111,6 +112,13 @@ def _drop_cached_modules() -> None:
     for name, module in list(sys.modules.items()):
         if _parts(name)[0] == ROOT or isinstance(module, ShimModule):
             del sys.modules[name]
+
+
+def _own_folders() -> list[str]:
+    """The user's folders `environments` that sys.path leads to now: it grows while a file is imported."""
+    below = [path for entry in sys.path if (path := Path(entry, AGENT_ROOT)).is_dir()]
+    # `python environments/my_env.py` puts the folder itself on the path, not its parent.
+    return [str(path) for path in below] + [entry for entry in sys.path if Path(entry).name == AGENT_ROOT]
 
 
 def _parts(fullname: str) -> tuple[str, str]:

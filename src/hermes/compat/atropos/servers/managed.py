@@ -98,7 +98,13 @@ class ManagedServer:
         for index, (node, ids) in enumerate(zip(nodes, sampled, strict=True)):
             message, reason = self._message(ids, tools, node.metadata["finish_reason"])
             choices.append({"index": index, "finish_reason": reason, "message": message})
-        return ChatCompletion.model_validate(self._response("chat.completion", choices, nodes, sampled))
+        response = self._response("chat.completion", choices, nodes, sampled)
+        completion = ChatCompletion.model_validate(response)
+        for choice in completion.choices:
+            if choice.message.tool_calls:
+                calls: list[Any] = [CallFields(call.model_dump()) for call in choice.message.tool_calls]
+                choice.message.tool_calls = calls
+        return completion
 
     async def completion(self, **kwargs: Any) -> Completion:
         from openai.types.completion import Completion
@@ -231,6 +237,20 @@ class ManagedServer:
                 "total_tokens": prompt_tokens + completion_tokens,
             },
         }
+
+
+class CallFields(dict[str, Any]):
+    """A tool call as a dict, as the original has it; its fields are attributes too, as in OpenAI's client."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = self[name]
+        except KeyError:
+            raise AttributeError(f"a tool call has no field '{name}'") from None
+        return CallFields(value) if isinstance(value, dict) else value
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        return dict(self)
 
 
 class ManagedServerAdapter:
