@@ -101,7 +101,7 @@ class Stranger:
                 command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=True
             )
             status = json.loads(done.stdout)
-            if status["status"] not in ("starting", "running"):
+            if status["status"] not in ("starting", "running", "stopping"):
                 assert status["status"] == "completed", done.stdout
                 return
             time.sleep(2)
