@@ -111,6 +111,7 @@ def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
         terminal.expect("tools: math")
         terminal.line("Hello?")
         wait_until(lambda: provider.requests)
+        terminal.expect(r"waiting for custom/\S+ … \d+ s")
         terminal.type("\x03")
         terminal.expect(r"\(stopped; what arrived is recorded")
         terminal.line("Are you there?")

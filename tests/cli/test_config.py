@@ -61,6 +61,14 @@ def test_set_and_unset_change_the_file_and_keep_its_comments(tmp_path: Path) -> 
     assert path.read_text() == "# mine\ntoolsets: [file, web]\n"
 
 
+def test_a_model_of_an_unknown_provider_is_set_with_a_note(tmp_path: Path) -> None:
+    for key in ("model", "media.vision_model"):
+        done = hermes(tmp_path, "config", "set", key, "vlm/x")
+        assert done.stdout == f"set {key} in {tmp_path / 'config.yaml'}\n"
+        assert "note: unknown provider 'vlm'" in done.stderr and "did you mean vllm/x?" in done.stderr
+    assert hermes(tmp_path, "config", "set", "model", "openrouter/x").stderr == "", "its key may come later"
+
+
 def test_a_key_is_read_from_standard_input_and_stored_privately(tmp_path: Path) -> None:
     done = hermes(tmp_path, "config", "set", "OPENROUTER_API_KEY", stdin=f"{KEY}\n")
     assert done.stdout == f"set OPENROUTER_API_KEY in {tmp_path / '.env'}\n"

@@ -24,6 +24,7 @@ from tests.cli.process import PASSED_ON
 from tests.cli.terminal import hermes_terminal
 from tests.waiting import wait_until
 
+ROOT = Path(__file__).parents[2]
 SLOW_RATER = """
 import asyncio, pathlib
 
@@ -61,6 +62,14 @@ BY_THEMSELVES = {
     "policy serve": "becomes engine serve",
 }
 """Commands that print the line themselves, and where that is tested."""
+STOPPED_ELSEWHERE = {
+    "engine fleet": "tests/rl/test_fleet.py",
+    "engine serve": "tests/engine/http/test_serve_command.py",
+    "reward serve": "tests/training/preference/test_reward_model.py",
+    "rl serve": "tests/rl/test_runs.py",
+}
+"""Servers that need an engine or a trained model, and where a signal stops them. `env serve` logs its own
+line: tests/compat/test_stop.py."""
 
 
 def test_every_command_says_what_ctrl_c_leaves() -> None:
@@ -70,14 +79,25 @@ def test_every_command_says_what_ctrl_c_leaves() -> None:
     assert [name for name in names if name not in sentences and name.partition(" ")[0] not in KEPT] == []
 
 
+def test_every_server_is_stopped_by_a_test() -> None:
+    assert {*STOPPED_ELSEWHERE, "api", "api in memory", "web"} == set(STOPPED)
+    for name, file in STOPPED_ELSEWHERE.items():
+        text = (ROOT / file).read_text()
+        assert f'STOPPED["{name}"]' in text and "SIGINT" in text, name
+
+
 def _answers(url: str) -> bool:
     with suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(url, timeout=5):
         return True
     return False
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("arguments", [("api",), ("api", "--state-dir", "state"), ("web", "--no-open")])
-def test_a_server_that_is_stopped_says_what_is_left(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_server_that_is_stopped_says_what_is_left(
+    tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
+) -> None:
+    """The other servers are stopped where they are tested; STOPPED_ELSEWHERE."""
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     process = subprocess.Popen(
         [sys.executable, "-m", "hermes", *arguments, "--port", "0"],
@@ -91,7 +111,7 @@ def test_a_server_that_is_stopped_says_what_is_left(tmp_path: Path, arguments: t
     address = re.search(r"http://[\w.:]+", process.stdout.readline())
     assert address is not None
     wait_until(lambda: _answers(address[0]))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
     name = "api in memory" if arguments == ("api",) else arguments[0]
     assert process.returncode == 0 and error.strip().endswith(f"stopped; {STOPPED[name]}"), error

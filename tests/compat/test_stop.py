@@ -117,6 +117,7 @@ def test_a_signal_delivers_what_is_made_or_soon_is_and_counts_the_rest(
     assert code == 0, log
     assert items_asked(model) == {1, 2, 3, 4, 5, 6}, "work was begun after the signal"
     assert "3 groups completed, 3 dropped (stopped); 3 sent" in log
+    assert "stopped; groups that were sent are at the trajectory API; the same command serves again" in log
     assert status["queue"]["groups"] == 3 and not [one for one in status["envs"] if one["connected"]]
     kept = groups_in(tmp_path / "groups.jsonl")
     assert sorted(map(item_of, kept)) == [1, 2, 3] and all(len(one["tokens"]) == 2 for one in kept)

@@ -188,6 +188,14 @@ def test_bad_rows_are_named_and_good_ones_stored(tmp_path: Path) -> None:
     assert f"not imported: {path}:3: message 0 has the unknown role" in plain.stderr
 
 
+def test_rows_come_from_standard_input_too(tmp_path: Path) -> None:
+    good = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
+    done = hermes(tmp_path, "import", "/dev/stdin", "--json", stdin=json.dumps(good) + "\n")
+    assert json.loads(done.stdout)["rows"] == 1, done.stderr
+    listing = hermes(tmp_path, "trajectories", "list").stdout
+    assert "no date" in listing and "1970" not in listing
+
+
 def test_unmatched_calls_and_results_are_stored_as_they_are(writer: Writer, db: Path, tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{oops"}}
     row = {

@@ -1,5 +1,6 @@
-"""The stranger's path: the tutorials followed by copy and paste, in a fresh home, to the printed results.
+"""The stranger's path: the tutorials followed by copy and paste, to the printed results.
 
+The stranger has a fresh home, without a model, and a new virtual environment with the wheel of this checkout.
 Every command of a tutorial is executed as it stands, except those of NOT_EXECUTED, each with its reason. What
 the page prints beneath a block of commands must have the shape of what one of them printed. The tutorials
 share one home and one folder, in the order in which the contents list them.
@@ -11,7 +12,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.installed import InstalledHermes, install, tracked_files
 from tests.docs.pages import ROOT, blocks
 from tests.docs.scripts import load_script
 
@@ -100,7 +101,7 @@ class Stranger:
                 command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=True
             )
             status = json.loads(done.stdout)
-            if status["status"] not in ("starting", "running"):
+            if status["status"] not in ("starting", "running", "stopping"):
                 assert status["status"] == "completed", done.stdout
                 return
             time.sleep(2)
@@ -126,18 +127,19 @@ def _matches(expected: str, output: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory, bundled_home: Path) -> Iterator[Stranger]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> InstalledHermes:
+    return install(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory, installed: InstalledHermes) -> Iterator[Stranger]:
     folder = tmp_path_factory.mktemp("stranger")
-    home = folder / "home"
-    home.mkdir()
-    (home / "models").symlink_to(bundled_home / "models")
     (folder / "work").mkdir()
     environ = {
-        "HERMES_HOME": str(home),
         "HOME": str(folder),
         "USER": "you",
         "LOGNAME": "you",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{installed.programs}:{os.environ['PATH']}",
         "LANG": "C.UTF-8",
         "COLUMNS": "100",
     }
@@ -163,6 +165,20 @@ def test_what_is_not_executed_is_in_a_tutorial() -> None:
     assert [start for start in NOT_EXECUTED if not any(line.startswith(start) for line in lines)] == []
     executed = [line for line in lines if line and not line.startswith(tuple(NOT_EXECUTED))]
     assert len(executed) > 15
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package(installed: InstalledHermes, stranger: Stranger) -> None:
+    missing = [path for path in tracked_files() if not (installed.package / path).exists()]
+    assert missing == []
+    where = subprocess.run(
+        [installed.programs / "python", "-c", "import hermes; print(hermes.__file__)"],
+        cwd=stranger.folder,
+        env=stranger.environ,
+        capture_output=True,
+        text=True,
+    )
+    assert where.stdout.strip() == str(installed.package / "__init__.py")
 
 
 @pytest.mark.slow

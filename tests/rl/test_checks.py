@@ -15,6 +15,7 @@ from hermes.rl.checks.inference_test import _run
 from hermes.rl.run import RlRun, find_run, read_metrics
 from hermes.rl.supervise.process import ProcessId
 from tests.cli.process import failure
+from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.conftest import MakeHome
 from tests.rl.world import answer, change_settings, hermes
@@ -44,6 +45,21 @@ def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with
     assert statistics.fmean(rewards) == pytest.approx(found["mean_reward"], abs=0.2), "the same policy"
     assert all(row["health/group_signal"] > 0.5 for row in read_metrics(run.metrics_path))
     assert 0.5 < found["estimate"]["memory_gb"] / used_gb < 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_at_a_terminal_a_run_without_signal_is_not_started(home_with: MakeHome, tmp_path: Path) -> None:
+    home = home_with()
+    (tmp_path / "same.py").write_text("def same(ctx):\n    return 0.5\n")
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "Name a colour."}\n{"prompt": "Name a city."}\n')
+    words = ("--prompts", "tasks.jsonl", "--reward", "same.py:same", "--set", "max_token_length=32")
+    with hermes_terminal(home, "rl", "start", *words, cwd=tmp_path) as terminal:
+        terminal.expect(r"preflight: sampling from the untrained policy .* … \d+ s", timeout_s=200)
+        terminal.expect("the run would not learn: within every group all rewards are equal", timeout_s=200)
+        terminal.expect("fix: warm-start it")
+        assert terminal.wait() == 1
+    assert answer(home, "rl", "runs")["runs"] == []
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import tinker
 from tinker import types as tt
 
+from hermes.cli.terminal.interrupted import STOPPED
 from tests.engine.http.engine_process import KEY, Server, datum, launch
 from tests.fakes.lora_server import LoraServer
 from tests.rl.parts import Parts
@@ -103,6 +105,9 @@ def test_servers_sample_the_newest_adapter_with_its_logprobs_and_its_name(
         wait_until(lambda: all(len(server.adapters) == 2 for server in served.servers))
         assert all("step-1" in server.unloaded[0] for server in served.servers)
         service.close("success").result(timeout=30)
+        served.process.process.send_signal(signal.SIGINT)
+        assert served.process.wait() == 0, served.process.output
+        assert served.process.output.endswith("stopped; " + STOPPED["engine fleet"] + "\n")
 
 
 @pytest.mark.slow

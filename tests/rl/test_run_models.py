@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes.cli.terminal.interrupted import STOPPED
 from hermes.rl.run import RlRun, last_step
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
@@ -48,7 +49,7 @@ def _generate(home: Path, run: RlRun) -> subprocess.CompletedProcess[str]:
 
 def _served(home: Path, run: RlRun) -> None:
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
-    policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})
+    policy_answers(command, {**os.environ, "HERMES_HOME": str(home)}, STOPPED["engine serve"])
 
 
 @pytest.mark.slow

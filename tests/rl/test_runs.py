@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes.cli.terminal.interrupted import STOPPED
 from hermes.config.load import load
 from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
@@ -98,7 +100,7 @@ def _model_answers(home: Path, run: RlRun) -> None:
     model = open_run_model(load(environ={"HERMES_HOME": str(home)}), run)
     request = ChatRequest((Message.user("Say letters."),), sampling=Sampling(max_tokens=4))
     assert asyncio.run(model.complete(request)).call.usage.completion > 0
-    policy_answers(serve_command(run, 0), os.environ)
+    policy_answers(serve_command(run, 0), os.environ, STOPPED["engine serve"])
 
 
 @pytest.mark.slow
@@ -224,5 +226,6 @@ def test_a_run_with_a_service_that_speaks_tinker_only_trains_samples_and_gives_i
 def _served(home: Path, run: RlRun) -> None:
     """`hermes rl serve` for weights that lie with the service."""
     command = [sys.executable, "-m", "hermes", "rl", "serve", run.run_id, "--port", "0"]
-    said = policy_answers(command, {**os.environ, "HERMES_HOME": str(home)})
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    said = policy_answers(command, environ, STOPPED["rl serve"], signal.SIGINT)
     assert "step-4" in said["metadata"]["weight_version"]

@@ -10,6 +10,7 @@ import subprocess
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from hermes.rl.run import RlRun, all_runs, find_run
@@ -107,9 +108,22 @@ def answer(home: Path, *arguments: str, **more: Any) -> Any:
     return json.loads(done.stdout)
 
 
-def policy_answers(command: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What `policy` says when it is asked where the command announces that it serves it."""
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+def policy_answers(
+    command: Sequence[str], environ: Mapping[str, str], stop: str, number: signal.Signals = signal.SIGTERM
+) -> dict[str, Any]:
+    """What `policy` says when it is asked where the command announces that it serves it.
+
+    `stop`: the line that the signal `number` makes the command print.
+    """
+    with TemporaryFile("w+") as errors:
+        served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
+        reply = _answer_of_policy(served, number)
+        errors.seek(0)
+        assert errors.read().endswith(f"stopped; {stop}\n")
+    return reply
+
+
+def _answer_of_policy(served: subprocess.Popen[str], number: signal.Signals) -> dict[str, Any]:
     try:
         assert served.stdout is not None
         found = re.search(r"http://[^\s/,]+", served.stdout.readline())
@@ -121,7 +135,7 @@ def policy_answers(command: Sequence[str], environ: Mapping[str, str]) -> dict[s
         with urllib.request.urlopen(asked, timeout=60) as told:
             said: dict[str, Any] = json.load(told)
     finally:
-        served.terminate()
+        served.send_signal(number)
     assert served.wait() == 0
     assert said["usage"]["completion_tokens"] > 0
     return said

@@ -17,6 +17,7 @@ from hermes.cli.options import (
     json_option,
     stored_variables,
 )
+from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import Waiting, waiting
 
 _MODEL_OPTIONS = (
@@ -435,7 +436,8 @@ def _find_model(name: str) -> tuple[str, tuple[str, ...]]:
     from hermes.models.local import bundled
 
     if name == f"hermes/{bundled.NAME}":
-        folder = str(bundled.prepare(home(), lambda line: click.echo(line, err=True)))
+        with ProgressLines(to_stderr=True) as progress:
+            folder = str(bundled.prepare(home(), progress))
         return folder, (name, folder)
     if Path(name).is_dir():
         folder = str(Path(name).absolute())

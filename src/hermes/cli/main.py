@@ -150,8 +150,11 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        from hermes.cli.terminal.opening import opening
+
         try:
-            return super().invoke(ctx)
+            with opening():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             from hermes.cli.terminal.interrupted import report_interrupt
 

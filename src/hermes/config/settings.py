@@ -7,7 +7,7 @@ Unknown keys are refused by name. Secrets are not settings: API keys live in the
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -23,6 +23,24 @@ LOCAL = "local"
 """The base URL of a model that runs in this process."""
 MANAGED = "managed"
 """Instead of an address: the service that the Tinker SDK connects to by default."""
+ParserName: TypeAlias = Literal[
+    "hermes",
+    "qwen",
+    "longcat",
+    "llama3_json",
+    "llama4_json",
+    "mistral",
+    "mistral_v11",
+    "deepseek_v3",
+    "deepseek_v3_1",
+    "deepseek_v31",
+    "kimi_k2",
+    "qwen3_coder",
+    "glm45",
+    "glm47",
+]
+"""What `models.parsers.get_parser` accepts; its test holds them equal."""
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
 def http_url(value: str) -> str:
@@ -44,7 +62,7 @@ class _Section(BaseModel):
 class ProviderSettings(_Section):
     base_url: str = Field(description="OpenAI-compatible base URL; 'local' runs in this process")
     key_env: str | None = Field(default=None, description="environment variable that holds the API key")
-    parser: str | None = Field(
+    parser: ParserName | None = Field(
         default=None,
         description="tool-call parser for servers that return plain text; unset: the server parses",
     )
@@ -84,8 +102,9 @@ class SamplingSettings(_Section):
     )
     top_k: int | None = Field(default=None, ge=1, description="sample among this many likeliest tokens")
     max_tokens: int | None = Field(default=None, ge=1, description="longest completion of one call")
-    reasoning_effort: str | None = Field(
-        default=None, description="sent to models that think: low, medium, high"
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None,
+        description="sent to models that think: none, minimal, low, medium, high, xhigh, max or ultra",
     )
 
 
@@ -141,6 +160,11 @@ class WebSettings(_Section):
     )
     max_bytes: int = Field(default=5_000_000, ge=1, description="largest page web_extract downloads")
 
+    @field_validator("searxng_url")
+    @classmethod
+    def _check_searxng_url(cls, value: str | None) -> str | None:
+        return value if value is None else http_url(value)
+
 
 class HubSettings(_Section):
     """Where datasets are looked at. HF_TOKEN is sent to these two addresses and to no other."""
@@ -177,6 +201,11 @@ class McpServerSettings(_Section):
     )
     url: str | None = Field(default=None, description="address of an HTTP server; exclusive with command")
     timeout_s: float = Field(default=60.0, gt=0, description="longest a call of one of its tools may take")
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str | None) -> str | None:
+        return value if value is None else http_url(value)
 
     @model_validator(mode="after")
     def _check_transport(self) -> McpServerSettings:

@@ -7,7 +7,9 @@ what was found; it never quotes a value whose key could hold a secret.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -65,8 +67,19 @@ def _problem(error: ErrorDetails) -> SettingProblem:
     if error["type"] == "missing":
         return SettingProblem(path, f"{key} is required", f"hermes config set {key} VALUE")
     return SettingProblem(
-        path, f"{key}: expected {_expected(error)}, got {_describe_value(key, error['input'])}", ""
+        path,
+        f"{key}: expected {_expected(error)}, got {_describe_value(key, error['input'])}",
+        _nearest(error),
     )
+
+
+def _nearest(error: ErrorDetails) -> str:
+    """The allowed values that resemble what was written; empty if none does."""
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    allowed = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
+    close = get_close_matches(error["input"].lower(), allowed, n=3)
+    return did_you_mean(close) if close else ""
 
 
 def _expected(error: ErrorDetails) -> str:

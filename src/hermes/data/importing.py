@@ -195,7 +195,7 @@ def store(writer: Writer, example: Example) -> None:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UsageError(f"no such file: {path}", "name JSONL, JSON or Parquet files, or folders of them")
-    if path.is_file():
+    if not path.is_dir():  # a pipe as well: hermes import <(…), hermes import /dev/stdin
         return [path]
     if (path / _MERGED).is_file():
         return [path / _MERGED]  # a batch run: its shards hold the same rows once more

@@ -83,9 +83,8 @@ async def _run(options: TrajectoryServerOptions, listener: Listener, announce: C
     only_user = options.token is None and not options.any_user
     settings = HttpSettings(http=HttpConnection, keep_alive_s=30, only_user=only_user)
     clock = asyncio.create_task(_expire_every_second(service))
-    announce(listener.url)
     try:
-        await serve_until_signal(app, listener, settings)
+        await serve_until_signal(app, listener, settings, announce=announce)
     finally:
         clock.cancel()
         await parser.close()

@@ -86,12 +86,14 @@ async def serve_until_signal(
     listener: Listener,
     settings: HttpSettings | None = None,
     *,
+    announce: Callable[[str], None],
     on_signal: Callable[[], None] | None = None,
 ) -> None:
     """Serves `app` until SIGINT or SIGTERM. Only in the main thread.
 
-    `on_signal` is called in the event loop before the shutdown begins, for instance to end long polls. A
-    second SIGINT ends the shutdown without waiting for requests in progress.
+    `announce` is called with the URL when a signal ends the server in order, and not before. `on_signal` is
+    called in the event loop before the shutdown begins, for instance to end long polls. A second SIGINT ends
+    the shutdown without waiting for requests in progress.
     """
     server = _make_server(app, listener, settings or HttpSettings())
 
@@ -103,6 +105,7 @@ async def serve_until_signal(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
+    announce(listener.url)
     await server.serve(sockets=[listener.socket])
 
 

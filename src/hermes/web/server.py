@@ -75,11 +75,11 @@ async def _run(
 
     context = WebContext(config)
     app = build_app(context, policy_for(TOKEN_SCHEME, options.host, options.token))
-    announce(listener.url)
     if options.open_browser:
         threading.Thread(target=_open_browser, args=(listener.url,), daemon=True).start()
+    settings = HttpSettings(grace_s=3)
     try:
-        await serve_until_signal(app, listener, HttpSettings(grace_s=3), on_signal=context.stopping.set)
+        await serve_until_signal(app, listener, settings, announce=announce, on_signal=context.stopping.set)
     finally:
         await asyncio.to_thread(context.close)
 

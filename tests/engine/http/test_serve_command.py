@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from hermes.cli.terminal.interrupted import STOPPED
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import Server
 from tests.engine.http.tinker_wire import API, Raw
+from tests.training.world import Process
 
 
 def test_an_address_others_can_reach_needs_a_token(tmp_path: Path, tiny_folder: Path) -> None:
@@ -70,3 +73,18 @@ def test_the_servers_threads_do_not_spin_for_long(shared: Server, tmp_path: Path
     done = subprocess.run(command, env=told, capture_output=True, text=True)
     assert "it is taken" in done.stderr  # so soon is torch loaded
     assert re.search("GOMP_SPINCOUNT = '[15]000'", done.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_engine_says_what_is_kept(
+    tmp_path: Path, tiny_folder: Path, number: signal.Signals
+) -> None:
+    flags = ("--model", str(tiny_folder), "--port", "0", "--device", "cpu", "--dtype", "float32")
+    engine = Process(tmp_path, "engine", "serve", *flags, "--state-dir", str(tmp_path / "state"))
+    try:
+        engine.until(r"http://\S+:\d+")
+        engine.process.send_signal(number)
+        assert engine.wait() == 0, engine.output
+    finally:
+        engine.kill()
+    assert engine.output.endswith("stopped; " + STOPPED["engine serve"] + "\n"), engine.output

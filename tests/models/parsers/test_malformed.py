@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hermes.config.settings import ParserName
 from hermes.core import JSONObject, ToolCall
 from hermes.models.parsers import ParsedText, get_parser, parser_names
 from tests.models.parsers.hostile import MARKS, ODDITIES, hostile_answers, unwritable
@@ -118,6 +120,10 @@ def _runnable(parsed: ParsedText) -> dict[str, JSONObject]:
 
 def test_every_parser_is_covered() -> None:
     assert set(FORMATS) == set(parser_names())
+
+
+def test_the_settings_accept_exactly_the_parsers() -> None:
+    assert set(get_args(ParserName)) == set(parser_names())
 
 
 @pytest.mark.parametrize("name", FORMATS)

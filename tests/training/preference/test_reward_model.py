@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hermes.cli.terminal.interrupted import STOPPED
 from hermes.core import Message, RaterSource
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import GraderError
@@ -103,6 +104,7 @@ def check_that_it_ends_without_its_engine(server: Process, url: str, engine: Ser
             server.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         server.wait(60)
+        assert "stopped; " + STOPPED["reward serve"] in server.output, server.output
     finally:
         engine.process.send_signal(signal.SIGCONT)
 

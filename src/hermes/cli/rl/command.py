@@ -301,11 +301,13 @@ def status(run_id: str, as_json: bool) -> None:
 @json_option
 def stop(run_id: str, now: bool, as_json: bool) -> None:
     """Stop a run and all its processes; its step is finished and saved first."""
+    from hermes.cli.terminal.waiting import waiting
     from hermes.rl.run import find_run
     from hermes.rl.start import stop as stop_run
 
     run = find_run(_config().home, run_id)
-    ended = stop_run(run, now=now)
+    with waiting(f"stopping run {run.run_id}"):
+        ended = stop_run(run, now=now)
     if as_json:
         _print({"run_id": run.run_id, "status": ended.state.value, "reason": ended.reason})
     else:

@@ -65,6 +65,7 @@ def sweep(
     hermes rl sweep --env calculator --set learning_rate=1e-4,3e-4,1e-3 --set lora_rank=8,32
     hermes rl sweep --env calculator --find-lr
     """
+    from hermes.cli.terminal.progress import ProgressLines
     from hermes.config.environment import export_stored
     from hermes.config.load import load
     from hermes.errors import UsageError
@@ -91,7 +92,8 @@ def sweep(
             resolved = with_edit(config, resolved.selection, field, value, unlock=may_set)
         return resolved
 
-    report = run_sweep(config, grid(values, seeds), resolve_point, lambda line: click.echo(line, err=as_json))
+    with ProgressLines(to_stderr=as_json) as progress:
+        report = run_sweep(config, grid(values, seeds), resolve_point, progress)
     click.echo(json.dumps(report, indent=2) if as_json else _text(report, find_lr))
     if report["best"] is None:
         raise UsageError("no run of the sweep completed", "hermes rl status RUN says why one failed")

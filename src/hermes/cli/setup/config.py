@@ -68,13 +68,18 @@ def set_(key: str, value: str | None) -> None:
     Variables go to .env and are asked for when VALUE is left out, so that a key need not appear in the
     shell's history. Lists are written a,b or [a, b].
     """
+    from hermes.cli.setup.named_values import check_names
     from hermes.config import paths
     from hermes.config.edit import is_variable, set_value
+    from hermes.config.schema import read_value, require_path
     from hermes.errors import UsageError
 
     if value is None and not is_variable(key):
         raise UsageError(f"no value for {key}", f"hermes config set {key} VALUE")
     text = _read_secret(key) if value is None else value
+    if not is_variable(key):
+        setting = require_path(key)
+        check_names(setting, read_value(setting, text))
     path = set_value(paths.home(), key, text)
     click.echo(f"set {key} in {path}")
     _print_note(key)
@@ -125,9 +130,11 @@ def edit() -> None:
     """
     import os
 
+    from hermes.cli.terminal.opening import end_opening
     from hermes.config import paths
     from hermes.config.editor import edit_config
 
+    end_opening()
     home = paths.home()
     changed = edit_config(home, os.environ)
     click.echo(f"saved {paths.config_path(home)}" if changed else "nothing changed")
@@ -148,12 +155,14 @@ def _read_secret(name: str) -> str:
 
 def _print_note(key: str) -> None:
     """Prints a note if the change has no effect, or perhaps not the intended one."""
+    from hermes.cli.setup.named_values import note_on_model
     from hermes.config.load import load
     from hermes.config.show import note_on_change
     from hermes.errors import HermesError
 
     try:
-        note = note_on_change(load(), key)
+        settings = load()
+        note = note_on_change(settings, key) or note_on_model(settings, key)
     except HermesError as error:
         note = error.message
     if note:

@@ -127,10 +127,9 @@ async def _run(
     operations = [*openai_routes(state, options.parser), *tinker_routes(state)]
     app = build_app(operations, policy_for(TOKEN_SCHEME, options.host, options.token))
     housekeeping = asyncio.create_task(_keep_house(state))
-    announce(listener.url)
     try:
         settings = HttpSettings(only_user=options.token is None and not options.any_user)
-        await serve_until_signal(app, listener, settings, on_signal=state.futures.close)
+        await serve_until_signal(app, listener, settings, announce=announce, on_signal=state.futures.close)
     finally:
         housekeeping.cancel()
 

@@ -35,6 +35,7 @@ from hermes.envs.types import Item
 from hermes.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+_KEPT = "groups that were sent are at the trajectory API; the same command serves again"
 
 _POLICY_LIMITS: Mapping[str, int] = MappingProxyType(
     {"too long": 256, "equal scores": 1024, "no group": 256, "wrong size": 256}
@@ -113,6 +114,8 @@ class ServeMode:
                     raise
             finally:
                 await self.runner.finish()
+                if stop.requested.is_set():
+                    logger.info("stopped; %s", _KEPT)
 
     async def _serve(self, stop: StopRequest) -> None:
         self.env.secret_seed = secret_seed(paths.home(), self.config.sampling_seed)

@@ -77,10 +77,10 @@ async def _run(
                     f"name a --folder that the servers read too; {options.dialect.start_hint}",
                 )
         following = asyncio.create_task(_follow(fleet, source, options.poll_s))
-        announce(listener.url)
         try:
             settings = HttpSettings(only_user=options.token is None)
-            await serve_until_signal(build_app(fleet, options.dialect, policy), listener, settings)
+            app = build_app(fleet, options.dialect, policy)
+            await serve_until_signal(app, listener, settings, announce=announce)
         finally:
             following.cancel()
 

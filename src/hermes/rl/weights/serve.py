@@ -73,10 +73,10 @@ def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None])
         ) as proxy,
     ):
         proxy.set_policy(path)
-        announce(f"serving {path} at {proxy.url}/v1, model policy")
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *frame: ended.set())
+        announce(f"serving {path} at {proxy.url}/v1, model policy")
         ended.wait()
 
 

@@ -58,8 +58,7 @@ def serve(
     with listen(host, port) as listener:
 
         async def run() -> None:
-            announce(listener.url)
-            await serve_until_signal(build_app(scorer, name, policy), listener)
+            await serve_until_signal(build_app(scorer, name, policy), listener, announce=announce)
 
         run_event_loop(run())
 
