@@ -119,8 +119,6 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
                 timeout_s=200,
             )
             assert trained.returncode == 0, trained.stderr
-            server.send_signal(signal.SIGINT)
-            assert server.wait() == 0
         finally:
             server.kill()
     with Reader(home / "hermes.db") as reader:
