@@ -240,7 +240,9 @@ CASES = [
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+@pytest.mark.parametrize(
+    "terminal", [pytest.param(True, marks=pytest.mark.slow), False], ids=["terminal", "plain"]
+)
 def test_no_command_is_silent_while_it_waits(tmp_path: Path, terminal: bool) -> None:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         results = {

@@ -192,6 +192,7 @@ def test_files_that_are_read_directly_give_the_bits_of_transformers(
         assert ours is None or (ours.dtype == theirs.dtype and torch.equal(ours, theirs))
 
 
+@pytest.mark.slow
 def test_the_engine_reads_a_llama_without_transformers_model_classes(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     program = (

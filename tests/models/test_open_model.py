@@ -86,7 +86,7 @@ def test_what_cannot_be_resolved_is_an_error_before_any_call(tmp_path: Path) -> 
         open_model(config_in(tmp_path), "openrouter/x")
 
 
-def test_an_unknown_parser_is_refused_at_opening(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "providers: {lab: {base_url: 'http://127.0.0.1:9/v1', parser: hermez}}")
-    with pytest.raises(UsageError, match="hermez"):
-        open_model(config, "lab/x")
+def test_an_unknown_parser_is_refused_with_the_file_and_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml:1:.*got the text 'hermez'") as refused:
+        config_in(tmp_path, "providers: {lab: {base_url: 'http://127.0.0.1:9/v1', parser: hermez}}")
+    assert "hermes" in refused.value.hint
