@@ -304,12 +304,17 @@ def test_a_killed_rank_ends_the_others_and_nothing_is_lost_or_doubled(
 
 
 @pytest.mark.slow
-def test_closing_the_front_ends_every_rank(tmp_path: Path) -> None:
-    front = EngineFront(replace(saved(tmp_path, "llama"), tensor_parallel_size=2), 1)
+def test_closing_the_front_ends_every_rank_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    front = EngineFront(replace(saved(tmp_path / "model", "llama"), tensor_parallel_size=2), 1)
     leader, followers = ranks_of(front)
-    assert len(followers) == 1
+    assert len(followers) == 1 and len(list((tmp_path / "temporary").glob("hermes-ranks-*"))) == 1
     front.close()
     wait_until(lambda: not is_alive(leader) and not is_alive(followers[0]))
+    assert not list((tmp_path / "temporary").glob("hermes-ranks-*"))
 
 
 @pytest.mark.slow

@@ -12,10 +12,12 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.models.local.torch_threads import import_torch
@@ -42,17 +44,24 @@ def main() -> None:
     settings: FollowerSettings = leader.recv()
     log_to_stderr(logging.WARNING, f"rank {settings.rank}: ")
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(leader, commands), name="hermes-rank-read", daemon=True).start()
+    folder = settings.meeting.parent
+    threading.Thread(
+        target=_read, args=(leader, commands, folder), name="hermes-rank-read", daemon=True
+    ).start()
     backbone = _load(settings, leader)
     if backbone is not None:
         _FollowerRank(settings, backbone, commands).run()
 
 
-def _read(leader: Connection[Any, Any], commands: queue.SimpleQueue[bytes]) -> None:
-    """A thread of its own: a rank that waits in a collective would not notice the leader's end."""
+def _read(leader: Connection[Any, Any], commands: queue.SimpleQueue[bytes], folder: Path) -> None:
+    """A thread of its own: a rank that waits in a collective would not notice the leader's end.
+
+    `folder`: of the file by which the ranks met. A leader that was killed has left it.
+    """
     with contextlib.suppress(EOFError, OSError):
         while True:
             commands.put(leader.recv_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
