@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,26 @@ def test_one_that_is_swept_before_its_lock_is_made_again(
         with pytest.raises(BlockingIOError), draft.path.open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert len(made) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_at_any_moment_disturbs_no_draft(tmp_path: Path) -> None:
+    """Also between the creation of a folder and its lock, when it looks like one that was left."""
+    target, ended = tmp_path / "data", threading.Event()
+
+    def keep_sweeping() -> None:
+        while not ended.is_set():
+            drafts.sweep(target)
+
+    sweeper = threading.Thread(target=keep_sweeping)
+    sweeper.start()
+    try:
+        for _ in range(2000):
+            with drafts.draft_folder(target) as draft:
+                assert draft.path.is_dir()
+            with drafts.draft_file(target) as draft:
+                assert draft.path.is_file()
+    finally:
+        ended.set()
+        sweeper.join()
     assert not list(tmp_path.iterdir())

@@ -81,5 +81,7 @@ def _new_file(target: Path) -> FileDraft:
 
 
 def _new_folder(target: Path) -> FileDraft:
-    path = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    return FileDraft(path, os.open(path, os.O_RDONLY))
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        with suppress(FileNotFoundError):  # swept before it could be opened
+            return FileDraft(path, os.open(path, os.O_RDONLY))
