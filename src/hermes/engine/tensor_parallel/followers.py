@@ -61,10 +61,6 @@ class Followers:
             self._processes.append(process)
             self._connections.append(connection)
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return tuple(process.pid for process in self._processes)
-
     def join(self) -> None:
         """Waits until all have loaded their parts, and connects the ranks.
 
@@ -81,12 +77,12 @@ class Followers:
                 ) from error
             if problem is not None:
                 raise decode_error(problem)
-        self.send("join")
-        join_ranks(0, self.size, self._folder / "meeting", own_gpus=self._own_gpus)
         for process in self._processes:
             threading.Thread(
                 target=self._watch, args=(process,), name="hermes-rank-watch", daemon=True
             ).start()
+        self.send("join")
+        join_ranks(0, self.size, self._folder / "meeting", own_gpus=self._own_gpus)
 
     def send(self, name: str, *arguments: Any) -> None:
         """Sends a call to all followers, after the policies that it needs."""
