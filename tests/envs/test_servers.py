@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hermes.core import explicit_sampling
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.phase import phase
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
@@ -164,12 +165,64 @@ async def test_vllm_s_generate_gives_ids_logprobs_and_prompt_logprobs() -> None:
         scored = await server.get_logprobs(input_ids=[4, 5], top_k=2)
         await server.close()
         http.shutdown()
-    assert asked[0] == {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, "max_tokens": 2, "n": 1}
+    sampling = explicit_sampling({"max_tokens": 2, "n": 1})
+    assert asked[0] == {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, **sampling}
     assert scored == {
         "prompt_tokens": [4, 5],
         "prompt_topk_token_ids": [[], [5, 6]],
         "prompt_topk_logprobs": [[], [-1.0, -2.0]],
     }
+
+
+async def test_a_vllm_server_without_generate_is_asked_for_completions() -> None:
+    """The answers have the form of vLLM 0.32's; tests/rl/test_real_fleet.py runs the same against vLLM."""
+    requests: list[tuple[str, dict[str, Any]]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            requests.append((self.path, body))
+            choice: dict[str, Any] = {
+                "index": 0,
+                "text": "ab",
+                "token_ids": [7, 8],
+                "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
+                "finish_reason": "length",
+                "prompt_logprobs": None,
+            }
+            if "prompt_logprobs" in body:
+                scores = {"9": (-6.0, 30), "5": (-1.0, 1), "6": (-2.0, 2)}
+                position = {
+                    token: {"logprob": value, "rank": rank} for token, (value, rank) in scores.items()
+                }
+                choice |= {"token_ids": None, "logprobs": None, "prompt_logprobs": [None, position]}
+            known = self.path == "/v1/completions"
+            payload = json.dumps({"choices": [choice]} if known else {"detail": "Not Found"}).encode()
+            self.send_response(200 if known else 404)
+            self.send_header("content-length", str(len(payload)))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        base_url = f"http://127.0.0.1:{http.server_port}/v1"
+        server = VLLMServer(APIServerConfig(base_url=base_url, server_type="vllm", model_name="policy"))
+        sampled = await server.tokens_and_logprobs_completion(input_ids=[1, 2], max_tokens=2)
+        scores = await server.get_logprobs(input_ids=[4, 9], top_k=2)
+        await server.close()
+        http.shutdown()
+    assert sampled == ([1, 2], [[7, 8]], [[-0.5, -0.25]], ["length"])
+    assert (scores["prompt_topk_token_ids"], scores["prompt_topk_logprobs"]) == (
+        [[], [5, 6]],
+        [[], [-1.0, -2.0]],
+    )
+    assert [path for path, _ in requests] == ["/generate", "/v1/completions", "/v1/completions"]
+    body = requests[1][1]
+    assert (body["model"], body["prompt"], body["return_token_ids"]) == ("policy", [1, 2], True)
+    assert body["top_k"] == -1
 
 
 def test_servers_of_a_slurm_job_are_on_its_inference_nodes(

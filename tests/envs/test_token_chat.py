@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hermes.config.providers import ModelTarget
 from hermes.config.settings import ProviderSettings
-from hermes.core import Message, ModelCall, Sampling
+from hermes.core import Message, ModelCall, Sampling, explicit_sampling
 from hermes.core.sequence import MASKED, MASKED_LOGPROB
 from hermes.envs.agent.sequences import build_sequences
 from hermes.errors import ConfigError, ContextOverflowError, ProviderError
@@ -328,10 +328,23 @@ async def test_both_wire_forms_carry_ids_and_logprobs(kind: type[Any], bundled_h
     if kind is GenerateModel:
         assert path == "/generate"
         params = {"temperature": 0.5, "max_new_tokens": 7, "sampling_seed": 3, "skip_special_tokens": False}
-        assert (body["sampling_params"], body["return_logprob"]) == (params, True)
+        assert (body["sampling_params"], body["return_logprob"]) == (explicit_sampling(params), True)
         assert reply.call.tokens.policy_version == "step-7"
     else:
         assert (path, body["prompt"]) == ("/v1/completions", list(reply.call.tokens.prompt_ids))
+
+
+@pytest.mark.parametrize("kind", [GenerateModel, CompletionModel])
+async def test_no_sampling_parameter_is_left_to_the_defaults_of_the_server(kind: type[Any]) -> None:
+    with TokenServer(lambda prompt, params: said([5])) as server:
+        source = kind(_target(server.base_url))
+        await source.complete_tokens([1, 2], Sampling(max_tokens=1))
+        await source.complete_tokens([1, 2], Sampling(top_p=0.9, extra_body={"top_k": 7, "min_p": 0.1}))
+        await source.close()
+    whole, reshaped = (body.get("sampling_params", body) for _, body in server.requests)
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    assert defaults.items() <= whole.items()
+    assert {**defaults, "top_p": 0.9, "top_k": 7, "min_p": 0.1}.items() <= reshaped.items()
 
 
 async def test_a_generation_that_the_server_breaks_off_is_the_providers_failure() -> None:

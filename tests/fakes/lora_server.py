@@ -104,11 +104,13 @@ class LoraServer:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             return _reply(handler, error.code, json.loads(error.read()))
-        answer.pop("metadata", None)  # neither server reports the version of an adapter
+        # Neither server reports the version of an adapter.
         if self._prefix:
+            answer.pop("metadata", None)
             answer["model"] = self.answers_as or name
         else:
-            answer["meta_info"]["weight_version"] = "default"
+            for sample in answer if isinstance(answer, list) else [answer]:
+                sample["meta_info"]["weight_version"] = "default"
         return _reply(handler, 200, answer)
 
 

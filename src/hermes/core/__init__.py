@@ -9,7 +9,7 @@ from hermes.core.ids import new_id
 from hermes.core.json import JSON, JSONObject
 from hermes.core.memory import Fact, FactAuthor
 from hermes.core.message import Message, Role, ToolCall
-from hermes.core.model_call import ModelCall, Sampling, TokenTrace
+from hermes.core.model_call import ModelCall, Sampling, TokenTrace, explicit_sampling
 from hermes.core.outcome import Boundary, Outcome, StopReason
 from hermes.core.rating import RaterSource, Rating, RatingKind
 from hermes.core.step import Step, StepKind, ToolErrorKind, ToolResult
@@ -45,5 +45,6 @@ __all__ = [
     "Usage",
     "canonical_json",
     "content_hash",
+    "explicit_sampling",
     "new_id",
 ]

@@ -9,6 +9,25 @@ from hermes.core.usage import Usage
 
 INTERRUPTED = "interrupted"
 """The finish reason of a call that was stopped while its answer arrived; the message is what had arrived."""
+_WHOLE_DISTRIBUTION: JSONObject = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The values with which these parameters leave the model's distribution as it is."""
+
+
+def explicit_sampling(fields: JSONObject) -> JSONObject:
+    """The request's fields, with a value for every parameter that changes the distribution of tokens.
+
+    vLLM and SGLang take a missing one from the model's generation_config.json (Qwen3's has top_k 20), and the
+    logprobs would not show it.
+    """
+    return {**_WHOLE_DISTRIBUTION, **{name: value for name, value in fields.items() if value is not None}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Servers that return token ids: SGLang (and Hermes's own engine), vLLM, and TRL's vLLM server.
 
-Chat and completions go to their OpenAI endpoints, tokens and logprobs to `/generate`.
+Chat and completions go to their OpenAI endpoints, tokens and logprobs to `/generate`, or at vLLM to
+`/v1/completions`.
 """
 
 from __future__ import annotations
@@ -91,14 +92,40 @@ class SGLangServer(TokenServer):
 
 
 class VLLMServer(TokenServer):
+    """`vllm serve`, or Atropos's server around vLLM, which is recognised by its `/generate`."""
+
+    def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
+        super().__init__(config, reasoning_config)
+        self._has_generate = True
+
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
         ids = self.prompt_ids(kwargs)
-        return ids, *wire.vllm_completions(await self._generate(wire.vllm_body(ids, kwargs)))
+        response = await self._atropos_generate(wire.atropos_vllm_body(ids, kwargs))
+        if response is not None:
+            return ids, *wire.atropos_vllm_completions(response)
+        body = wire.vllm_body(self.config.model_name, ids, kwargs)
+        return ids, *wire.vllm_completions(await self._generate(body, "/v1/completions"))
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
-        ids = self.prompt_ids(kwargs)
-        response = await self._generate(wire.vllm_prompt_body(ids, _top_k(kwargs)))
-        return _prompt_logprobs(ids, *wire.vllm_prompt_logprobs(response))
+        ids, top_k = self.prompt_ids(kwargs), _top_k(kwargs)
+        response = await self._atropos_generate(wire.atropos_vllm_prompt_body(ids, top_k))
+        if response is not None:
+            return _prompt_logprobs(ids, *wire.atropos_vllm_prompt_logprobs(response))
+        body = wire.vllm_prompt_body(self.config.model_name, ids, top_k)
+        response = await self._generate(body, "/v1/completions")
+        return _prompt_logprobs(ids, *wire.vllm_prompt_logprobs(response, top_k))
+
+    async def _atropos_generate(self, body: dict[str, Any]) -> Any:
+        """None: the server has no `/generate`."""
+        if not self._has_generate:
+            return None
+        try:
+            return await self._generate(body)
+        except ProviderError as error:
+            if error.status not in (404, 405):
+                raise
+            self._has_generate = False
+            return None
 
 
 class TrlVllmServer(TokenServer):

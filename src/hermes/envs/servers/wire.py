@@ -1,4 +1,7 @@
-"""The bodies of SGLang's and vLLM's `/generate`: token ids in, token ids and logprobs out. Pure functions.
+"""The bodies that SGLang and vLLM take and return: token ids in, token ids and logprobs out. Pure functions.
+
+SGLang has `/generate`. vLLM's own server has `/v1/completions`, and Atropos's server around vLLM has a
+`/generate` of another form.
 
 A response without ids, or without a logprob for each of them, is an error: encoding the text again need not
 give the sampled ids.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hermes.core import explicit_sampling
 from hermes.errors import ProviderError
 
 Completions = tuple[list[list[int]], list[list[float]], list[str]]
@@ -17,10 +21,9 @@ _NOT_SAMPLING = ("model", "prompt", "messages", "input_ids", "extra_body", "time
 
 
 def sampling_params(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The sampling settings among the arguments of a completion call."""
-    return {
-        name: value for name, value in kwargs.items() if name not in _NOT_SAMPLING and value is not None
-    } | (kwargs.get("extra_body") or {})
+    """The sampling settings among the arguments of a completion call, and the defaults of the others."""
+    fields = {name: value for name, value in kwargs.items() if name not in _NOT_SAMPLING}
+    return explicit_sampling(fields | (kwargs.get("extra_body") or {}))
 
 
 def sglang_body(ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +66,50 @@ def sglang_prompt_logprobs(response: Any) -> tuple[list[list[int]], list[list[fl
     return ids, [[float(entry[0]) for entry in position or ()] for position in positions]
 
 
-def vllm_body(ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt": {"prompt_token_ids": ids}, "logprobs": 0, **sampling_params(kwargs)}
+def vllm_body(model: str, ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": ids,
+        "logprobs": 0,
+        "return_token_ids": True,
+        **sampling_params(kwargs),
+    }
 
 
 def vllm_completions(response: Any) -> Completions:
+    ids, logprobs, reasons = [], [], []
+    for choice in sorted(response["choices"], key=lambda choice: int(choice["index"])):
+        sampled = choice.get("token_ids")
+        stated = (choice.get("logprobs") or {}).get("token_logprobs")
+        if sampled is None or stated is None or len(sampled) != len(stated):
+            raise ProviderError(
+                "the server's /v1/completions did not return the ids and logprobs of the sampled tokens.",
+                "vLLM does from 0.10.2 on (return_token_ids).",
+            )
+        ids.append([int(token) for token in sampled])
+        logprobs.append([float(logprob) for logprob in stated])
+        reasons.append(finish_reason(choice.get("finish_reason")))
+    return ids, logprobs, reasons
+
+
+def vllm_prompt_body(model: str, ids: list[int], top_k: int) -> dict[str, Any]:
+    return {"model": model, "prompt": ids, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 0.0}
+
+
+def vllm_prompt_logprobs(response: Any, top_k: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Top ids and logprobs of each prompt position. vLLM returns the prompt's own token with them."""
+    positions = response["choices"][0].get("prompt_logprobs")
+    if positions is None:
+        raise ProviderError("the server's /v1/completions returned no prompt_logprobs.")
+    ranked = [sorted(_pairs(position), key=lambda pair: -pair[1])[:top_k] for position in positions]
+    return _columns(ranked)
+
+
+def atropos_vllm_body(ids: list[int], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": {"prompt_token_ids": ids}, "logprobs": 0, **sampling_params(kwargs)}
+
+
+def atropos_vllm_completions(response: Any) -> Completions:
     ids, logprobs, reasons = [], [], []
     for positions, reason in zip(response["logprobs"], response["finish_reasons"], strict=True):
         chosen = [next(iter(position[0].items())) for position in positions]
@@ -77,7 +119,7 @@ def vllm_completions(response: Any) -> Completions:
     return ids, logprobs, reasons
 
 
-def vllm_prompt_body(ids: list[int], top_k: int) -> dict[str, Any]:
+def atropos_vllm_prompt_body(ids: list[int], top_k: int) -> dict[str, Any]:
     return {
         "prompt": {"prompt_token_ids": ids},
         "prompt_logprobs": top_k,
@@ -86,16 +128,19 @@ def vllm_prompt_body(ids: list[int], top_k: int) -> dict[str, Any]:
     }
 
 
-def vllm_prompt_logprobs(response: Any) -> tuple[list[list[int]], list[list[float]]]:
+def atropos_vllm_prompt_logprobs(response: Any) -> tuple[list[list[int]], list[list[float]]]:
     """Top ids and logprobs of each prompt position."""
     positions = response.get("prompt_logprobs")
     if positions is None:
         raise ProviderError("the server's /generate returned no prompt_logprobs.")
     if positions and isinstance(positions[0], list) and not _is_position(positions[0]):
         positions = positions[0]
-    pairs = [_pairs(position) for position in positions]
-    return [[token for token, _ in position] for position in pairs], [
-        [logprob for _, logprob in position] for position in pairs
+    return _columns([_pairs(position) for position in positions])
+
+
+def _columns(positions: list[list[tuple[int, float]]]) -> tuple[list[list[int]], list[list[float]]]:
+    return [[token for token, _ in pairs] for pairs in positions], [
+        [logprob for _, logprob in pairs] for pairs in positions
     ]
 
 

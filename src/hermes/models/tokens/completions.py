@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from hermes.core import JSONObject, Sampling, TokenTrace, Usage
+from hermes.core import JSONObject, Sampling, TokenTrace, Usage, explicit_sampling
 from hermes.errors import ProviderError
 from hermes.models.budget import Spent
 from hermes.models.fields import as_text
@@ -76,7 +76,7 @@ class CompletionModel(TokenModel):
             "prompt": list(prompt_ids),
             "logprobs": 1,
             "return_token_ids": True,
-            **wire.sampling_to_wire(sampling, self._dialect),
+            **explicit_sampling(wire.sampling_to_wire(sampling, self._dialect)),
         }
 
     def _read(self, raw: JSONObject, prompt_ids: Sequence[int]) -> TokenReply:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hermes.core import JSONObject, Sampling, TokenTrace, Usage
+from hermes.core import JSONObject, Sampling, TokenTrace, Usage, explicit_sampling
+from hermes.core.sequence import SAMPLING_FIELDS
 from hermes.errors import ProviderError
 from hermes.models.budget import Budget
 from hermes.models.fields import as_count, as_object, as_text
@@ -42,11 +43,12 @@ class GenerateModel(TokenModel):
         fields.pop(
             "reasoning_effort", None
         )  # a variable of the chat template, which has been applied already
-        extra = fields.pop("extra_body", {})
+        extra = dict(fields.pop("extra_body", {}))
+        fields |= {name: extra.pop(name) for name in SAMPLING_FIELDS if name in extra}
         params = {_NAMES.get(name, name): value for name, value in fields.items()}
         return {
             "input_ids": list(prompt_ids),
-            "sampling_params": {**params, "skip_special_tokens": False},
+            "sampling_params": {**explicit_sampling(params), "skip_special_tokens": False},
             "return_logprob": True,
             **extra,
         }

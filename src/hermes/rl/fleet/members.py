@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hermes.core import JSONObject
+from hermes.core import JSON, JSONObject
 from hermes.errors import HermesError, ProviderError, UsageError
-from hermes.rl.fleet.dialect import FleetDialect
+from hermes.rl.fleet.dialect import FleetDialect, WeightsName
+from hermes.rl.fleet.logprob_scale import PROBE_TEMPERATURES, LogprobScale
 from hermes.rl.fleet.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _logger = logging.getLogger(__name__)
 class FleetMember:
     url: str
     base_model: str
+    logprobs: LogprobScale
     versions: list[PolicyVersion] = field(default_factory=list)
     """Oldest first."""
     running: Counter[str] = field(default_factory=Counter)
@@ -49,8 +51,8 @@ class FleetMember:
     def load(self) -> int:
         return self.running.total()
 
-    def model_name(self, version: PolicyVersion) -> str:
-        return self.base_model if version.folder is None else version.adapter_name
+    def weights(self, version: PolicyVersion) -> WeightsName:
+        return WeightsName(self.base_model, None if version.folder is None else version.adapter_name)
 
 
 class SamplingFleet:
@@ -62,13 +64,13 @@ class SamplingFleet:
         """The newest version that a server has; None: none yet."""
 
     async def join(self, urls: Sequence[str]) -> None:
-        """UsageError: a server does not answer, or cannot load adapters."""
+        """UsageError: a server does not answer, cannot load adapters, or returns no logprobs."""
         for url in urls:
             models = await self._get_models(url)
             probe = await self._http.post(f"{url}{self._dialect.load_path}", json={})
             if probe.status_code in (404, 405) or not models:
                 raise UsageError(f"the server at {url} does not load adapters", self._dialect.start_hint)
-            self.members.append(FleetMember(url, models[0]))
+            self.members.append(FleetMember(url, models[0], await self._logprob_scale(url, models[0])))
 
     async def publish(self, version: PolicyVersion) -> None:
         """Loads the version on every server that lacks it; it is current as soon as one has it."""
@@ -85,8 +87,9 @@ class SamplingFleet:
     def in_use(self) -> set[PolicyVersion]:
         return {version for member in self.members for version in member.versions}
 
-    async def sample(self, body: JSONObject) -> JSONObject:
-        """ProviderError: no server has the weights, or the request is at fault (its status says so)."""
+    async def sample(self, path: str, body: JSONObject) -> JSON:
+        """`path`: one of the dialect's. ProviderError: no server has the weights, or the request is at fault
+        (its status says so)."""
         tried: set[str] = set()
         while True:
             version = self.current
@@ -99,40 +102,71 @@ class SamplingFleet:
                 raise ProviderError("no server of the fleet has the weights now", retryable=True, status=503)
             member = min(ready, key=lambda candidate: candidate.load)
             tried.add(member.url)
-            answer = await self._sample_at(member, version, body)
+            answer = await self._sample_at(member, version, path, body)
             if answer is not None:
                 return answer
 
     async def _sample_at(
-        self, member: FleetMember, version: PolicyVersion, body: JSONObject
-    ) -> JSONObject | None:
+        self, member: FleetMember, version: PolicyVersion, path: str, body: JSONObject
+    ) -> JSON:
         """None: the server has lost the weights or does not answer; another one may."""
         import httpx2
 
-        name = member.model_name(version)
-        request = self._dialect.request(body, name, is_base=version.folder is None)
+        weights = member.weights(version)
+        request = self._dialect.request(path, body, weights)
+        self._check_logprobs(member, path, request)
         member.running[version.key] += 1
         try:
-            url = f"{member.url}{self._dialect.sample_path}"
-            response = await self._http.post(url, json=request, timeout=_SAMPLE_TIMEOUT_S)
+            response = await self._http.post(f"{member.url}{path}", json=request, timeout=_SAMPLE_TIMEOUT_S)
         except httpx2.HTTPError as error:
             _logger.warning("%s does not answer: %s", member.url, error or type(error).__name__)
             member.versions.clear()
             return None
         finally:
             member.running[version.key] -= 1
-        if response.status_code >= 500 or response.status_code == 404:
+        if response.status_code >= 500 or (
+            response.status_code >= 400 and not await self._has(member, weights.model)
+        ):
             _logger.warning("%s returned %s: %s", member.url, response.status_code, response.text[:300])
             member.versions.clear()
             return None
         if response.status_code >= 400:
             raise ProviderError(response.text[:2000], status=response.status_code)
         try:
-            return self._dialect.answer(response.json(), name, version.key)
-        except ProviderError as error:
+            return self._dialect.answer(path, response.json(), weights, version.key)
+        except (ProviderError, ValueError) as error:
             _logger.error("%s: %s; it gets no more requests until it has loaded them", member.url, error)
             member.versions.clear()
             return None
+
+    def _check_logprobs(self, member: FleetMember, path: str, request: JSONObject) -> None:
+        """ProviderError: the server's logprobs would not be those of the distribution that it samples."""
+        sampling = self._dialect.sampling(path, request)
+        missing = None if sampling is None else member.logprobs.missing(sampling)
+        if missing is not None:
+            raise ProviderError(
+                f"the request has {missing}, and the logprobs of {member.url} do not take it into account: "
+                f"{self._dialect.logprobs_hint}",
+                status=400,
+            )
+
+    async def _logprob_scale(self, url: str, base_model: str) -> LogprobScale:
+        import httpx2
+
+        path, base = self._dialect.sample_paths[0], WeightsName(base_model, None)
+        logprobs: list[float] = []
+        try:
+            for temperature in PROBE_TEMPERATURES:
+                request = self._dialect.request(path, self._dialect.probe(temperature), base)
+                response = await self._http.post(f"{url}{path}", json=request, timeout=_LOAD_TIMEOUT_S)
+                if response.status_code >= 400:
+                    raise ProviderError(f"{response.status_code} {response.text[:300]}")
+                logprobs.append(self._dialect.probe_logprob(response.json()))
+        except (httpx2.HTTPError, ValueError, HermesError) as error:
+            raise UsageError(
+                f"the server at {url} does not sample tokens with logprobs: {error}", self._dialect.start_hint
+            ) from error
+        return LogprobScale.of(*logprobs)
 
     async def _load(self, member: FleetMember, version: PolicyVersion) -> None:
         import httpx2
@@ -140,6 +174,9 @@ class SamplingFleet:
         member.not_before_s = time.monotonic() + _RETRY_S
         try:
             models = await self._get_models(member.url)
+            if not member.versions:  # it may have been started again, otherwise than before
+                member.base_model = models[0]
+                member.logprobs = await self._logprob_scale(member.url, models[0])
             if version.folder is not None and version.adapter_name not in models:
                 body = {"lora_name": version.adapter_name, "lora_path": str(version.folder)}
                 response = await self._http.post(
@@ -169,6 +206,13 @@ class SamplingFleet:
                 await self._http.post(f"{member.url}{self._dialect.unload_path}", json=body)
             except httpx2.HTTPError as error:
                 _logger.warning("%s cannot unload %s: %s", member.url, version.key, error)
+
+    async def _has(self, member: FleetMember, name: str) -> bool:
+        """Whether the server still has these weights; SGLang's error for missing ones is a plain 400."""
+        try:
+            return name in await self._get_models(member.url)
+        except UsageError:
+            return False
 
     async def _get_models(self, url: str) -> list[str]:
         """The names that the server answers to, the base model first."""

@@ -116,11 +116,12 @@ def build_app(fleet: SamplingFleet, dialect: FleetDialect, policy: HttpAccessPol
         return JSONResponse({"object": "list", "data": [_card(fleet)]})
 
     async def sample(request: Request) -> Response:
+        path = request.url.path
         try:
             body = await read_json_object(request, _MOST_BYTES)
             if body.get("stream"):
                 raise UsageError("a fleet does not stream", "leave out stream")
-            return JSONResponse(await fleet.sample(body))
+            return JSONResponse(await fleet.sample(path, body))
         except ProviderError as error:
             return JSONResponse({"error": {"message": error.message}}, error.status or 502)
         except UsageError as error:
@@ -131,7 +132,10 @@ def build_app(fleet: SamplingFleet, dialect: FleetDialect, policy: HttpAccessPol
             "GET", "/health", "Whether a version of the policy can be sampled.", health, statuses=(503,)
         ),
         Operation("GET", "/v1/models", "The policy, its version and the servers.", models),
-        Operation("POST", dialect.sample_path, "Samples on the server with the fewest requests.", sample),
+        *(
+            Operation("POST", path, "Samples on the server with the fewest requests.", sample)
+            for path in dialect.sample_paths
+        ),
     ]
     return build(operations, policy)
 
