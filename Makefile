@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup quickstart test check nightly compat screenshots reference outputs docs skills-table system-packages clean
+.PHONY: setup quickstart test check nightly compat fleet screenshots reference outputs docs skills-table system-packages clean
 .DEFAULT_GOAL := help
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make setup LOCKED=1   the same, every package checked by its hash in requirements.lock"
 	@echo "make nightly      the slow checks too"
 	@echo "make compat       tinker-cookbook's own loops against the engine"
+	@echo "make fleet        a sampling fleet in front of vLLM itself, on the CPU"
 	@echo "make docs         the documentation as a site in site/; make reference writes its generated pages"
 	@echo "make outputs      the output blocks of the documentation, by executing the commands above them"
 	@echo "make screenshots  the pictures of the web app in docs/images, made by its browser tests"
@@ -53,6 +54,10 @@ nightly: setup system-packages check
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup
 	$(BIN)/python scripts/compat
+
+# In an environment of its own under .fleet: vLLM pins what Hermes does not.
+fleet: setup
+	$(BIN)/python scripts/fleet.py
 
 screenshots: setup system-packages
 	HERMES_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/web/test_screenshots.py

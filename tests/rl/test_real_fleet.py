@@ -189,6 +189,29 @@ def test_logprobs_of_a_vllm_in_its_default_mode_are_refused_except_at_temperatur
         server.kill()
 
 
+def test_a_server_in_another_dtype_than_the_engine_ends_the_run_with_this_cause(
+    model: Path, tmp_path: Path
+) -> None:
+    """With SGLang: vLLM's kernels for bf16 need a processor that has it."""
+    server = RealServer("sglang", model, tmp_path, "--dtype", "bfloat16")
+    try:
+        server.start()
+        with fleet(model, tmp_path, [server.url], "sglang") as group:
+            parts = Parts(tmp_path / "home", group.trainer, model, steps=6)
+            try:
+                trainer = parts.trainer()
+                parts.env(
+                    6, settings=("--openai.base_url", f"{group.url}/v1", "--openai.server_type", "vllm")
+                )
+                assert trainer.wait(600) == 1, trainer.output
+                assert "other precision: the logprobs" in trainer.output
+                assert "--dtype float32" in trainer.output
+            finally:
+                parts.close()
+    finally:
+        server.kill()
+
+
 async def test_an_environment_samples_and_scores_there_without_a_fleet(
     model: Path, server: RealServer
 ) -> None:

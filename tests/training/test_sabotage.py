@@ -197,6 +197,7 @@ ENVIRONMENT: dict[str, Callable[[SmallRun], Group]] = {
     "logprobs at another temperature": other_temperature_stated,
     "a temperature that is not stated": undeclared_temperature,
     "a top-p that is not stated": truncated_unsaid,
+    "sampled in bf16": each(lambda value: value + 0.05 * math.sin(997 * value)),
     "another tokenizer": lambda run: replace_tokens(
         run.rollouts(), lambda row: [(token * 29 + 7) % VOCABULARY for token in row]
     ),
@@ -230,6 +231,7 @@ CAUSES = {
     "logprobs to base 2": "wrong logprobs",
     "logprobs at another temperature": "wrong temperature",
     "a temperature that is not stated": "wrong temperature",
+    "sampled in bf16": "other precision",
     "sampled by the base model": "stale adapter",
     "sampled by the base model, which is stated": "stale adapter",
     "sampled by the weights before": "stale adapter",

@@ -2,7 +2,8 @@
 
 Each explanation predicts the stated logprobs from what the sampler gives: at another temperature, in the
 neighbouring positions, times a factor, under other weights. One that predicts them is the cause. If none
-does, the tokens are not those that were sampled.
+does, and the differences are as small as bf16 makes them, the sampler computes less precisely than the
+service. Otherwise the tokens are not those that were sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import TYPE_CHECKING
 
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.sampling_distribution import LogprobBounds, sampling_bounds
-from hermes.training.monitor.logprob_proof import BatchVerdict, CheckedSequence, LogprobSpread
+from hermes.training.monitor.logprob_proof import (
+    ROUNDED,
+    BatchVerdict,
+    CheckedSequence,
+    LogprobSpread,
+)
 from hermes.training.monitor.proof import ProofError
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 STALE, WRONG_MASK = "stale adapter", "wrong mask"
 WRONG_TEMPERATURE, WRONG_LOGPROBS = "wrong temperature", "wrong logprobs"
+OTHER_PRECISION = "other precision"
 _TEMPERATURES = tuple(step / 20 for step in range(4, 41))
 _SHIFTS = (-1, 1, -2, 2, -3, 3)
 _MUCH_CLOSER = 0.03
@@ -86,6 +93,13 @@ def name_cause(
                 f"{evidence} under {named}; they are those of {actual}",
                 "the sampler has other weights than it names: check what serves the policy, and restart it",
             )
+    if ROUNDED.excess(measured) <= 1:
+        return ProofError(
+            OTHER_PRECISION,
+            f"{evidence}; that is what rounding to bf16 makes, and the engine computes more precisely",
+            "serve the policy in the engine's dtype (vLLM and SGLang: --dtype float32), or start the engine "
+            "in the server's",
+        )
     return ProofError(
         WRONG_MASK,
         f"{evidence}, with the very weights that sampled them",
@@ -124,7 +138,8 @@ def _other_temperature(
     return ProofError(
         WRONG_TEMPERATURE,
         f"{evidence}; they are those at temperature {closest:g}, and the group says {sequence.temperature:g}",
-        "send the sampling temperature as generation_params.temperature, and logprobs at that temperature",
+        "send the sampling temperature as generation_params.temperature, and logprobs at that temperature "
+        "(vLLM: --logprobs-mode processed_logprobs)",
     )
 
 
