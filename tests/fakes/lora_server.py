@@ -29,6 +29,8 @@ class LoraServer:
         self.unloaded: list[str] = []
         self.sampled: list[str] = []
         """Which weights each request named, in order."""
+        self.refuses_to_load: str | None = None
+        """The reason, if it does not load adapters any more."""
         self.answers_as: str | None = None
         """A model name that answers have instead of the right one."""
         server = self
@@ -77,6 +79,8 @@ class LoraServer:
     def _load(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         if not {"lora_name", "lora_path"} <= body.keys():
             return _reply(handler, 400, _error("Both 'lora_name' and 'lora_path' must be provided."))
+        if self.refuses_to_load:
+            return _reply(handler, 400, _error(self.refuses_to_load))
         if body["lora_name"] in self.adapters:
             return _reply(handler, 400, _error(f"{body['lora_name']} has already been loaded."))
         if not Path(body["lora_path"]).is_dir():

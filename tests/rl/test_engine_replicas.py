@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,12 @@ from hermes.config.load import load
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.preflight import preflight
 from hermes.rl.checks.replica_memory import cpu_free_bytes, missing_on_cpu, missing_on_gpus
-from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import RunState, all_runs
 from hermes.rl.start import start
 from hermes.rl.supervise.engine_process import EngineProcessOptions
 from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
-from tests.rl.world import ENVIRONMENTS, how_it_ended, start_run
+from tests.rl.world import how_it_ended, resolved_run, start_run
 from tests.waiting import wait_until
 
 GIB = 1 << 30
@@ -75,11 +73,6 @@ def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
         words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --tensor-parallel-size 2 --exact"
     )
     assert EngineProcessOptions.from_fields({"engine_replicas": 1, "engine_quantize": "none"}).flags() == ()
-
-
-def resolved_run(home: Path, **edits: object) -> Resolved:
-    config = load({}, {"HERMES_HOME": str(home)})
-    return resolve(config, replace(select(config, str(ENVIRONMENTS / "letters.py")), edits=edits))
 
 
 @pytest.mark.skipif(cpu_free_bytes() is None, reason="the system does not report its free memory")

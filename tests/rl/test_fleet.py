@@ -87,6 +87,26 @@ def test_a_server_that_answers_with_other_weights_or_lost_them_is_not_believed(
 
 
 @pytest.mark.slow
+def test_a_server_that_refuses_an_adapter_is_passed_over_and_if_all_do_the_fleet_ends(
+    model: Path, tmp_path: Path
+) -> None:
+    with served(model, tmp_path, count=2) as (group, servers):
+        service = tinker.ServiceClient(base_url=group.trainer.url, api_key=KEY)
+        client = service.create_lora_training_client(str(model), rank=4, seed=1)
+        servers[0].refuses_to_load = "LoRA rank 4 is greater than max_lora_rank 2."
+        path = train(client, 1)
+        wait_until(lambda: (group.policy()["weight_version"] or "").startswith(path))
+        wait_until(lambda: group.process.output.count("cannot load") >= 4)
+        assert group.complete()["metadata"]["weight_version"].startswith(path), "the other one has it"
+        servers[1].refuses_to_load = "the disk is full"
+        train(client, 2)
+        assert group.process.wait() == 2
+        assert "error: no server can load tinker://" in group.process.output
+        assert "LoRA rank 4 is greater than max_lora_rank 2." in group.process.output
+        service.close("success").result(timeout=30)
+
+
+@pytest.mark.slow
 def test_sglang_servers_get_the_adapter_by_its_name(model: Path, tmp_path: Path) -> None:
     body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4}, "return_logprob": True}
     with served(model, tmp_path, count=1, dialect="sglang") as (group, servers):

@@ -15,10 +15,11 @@ from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SERVER_TYPES
 from tests.engine.http.engine_process import KEY
 from tests.engine.tiny import tiny_model
+from tests.rl.books import check_books
 from tests.rl.fleet_parts import PROMPT, engine_logprobs, fleet, train
 from tests.rl.parts import Parts
 from tests.rl.real_server import MAX_RANK, RealServer
-from tests.rl.world import tiny_tokenizer
+from tests.rl.world import how_it_ended, kill_runs, make_home, start_run, tiny_tokenizer
 from tests.training.books import check_served, check_weights, trained_leases
 from tests.training.world import metrics
 from tests.waiting import wait_until
@@ -137,15 +138,35 @@ def test_a_run_whose_environment_samples_there_trains_every_batch_once_and_measu
         assert row["proof/gap_p90"] < 1e-3 and row["proof/unchecked"] == 0, row
 
 
-def test_an_adapter_that_a_server_cannot_hold_is_named_with_its_reason(
+def test_a_run_of_the_supervisor_samples_there(model: Path, server: RealServer, tmp_path: Path) -> None:
+    home = make_home(
+        tmp_path / "home",
+        model,
+        total_steps=4,
+        sampling_servers=[server.url],
+        sampling_server_type=server.dialect,
+    )
+    run = start_run(home)
+    try:
+        assert how_it_ended(run) == "completed: None", run.log_path("fleet").read_text()
+    finally:
+        kill_runs(home)
+    check_books(run, 4)
+    assert any("step-" in name for name in server.adapters())
+    assert all(row["proof/gap_p90"] < 1e-3 for row in metrics(run.folder))
+
+
+def test_an_adapter_that_no_server_can_hold_ends_the_fleet_with_the_reason(
     model: Path, server: RealServer, tmp_path: Path
 ) -> None:
     with fleet(model, tmp_path, [server.url], server.dialect) as group:
         service = tinker.ServiceClient(base_url=group.trainer.url, api_key=KEY)
         train(service.create_lora_training_client(str(model), rank=2 * MAX_RANK, seed=3), 1)
         wait_until(lambda: "cannot load" in group.process.output)
-        assert f"rank {2 * MAX_RANK} is" in group.process.output
         assert group.sample()[0].version == str(model), "the version before is sampled"
+        assert group.process.wait() == 2
+        assert "error: no server can load tinker://" in group.process.output
+        assert f"rank {2 * MAX_RANK} is" in group.process.output
         service.close("success").result(timeout=30)
 
 

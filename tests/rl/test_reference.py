@@ -46,7 +46,10 @@ OWN_LOCKED = (
     "env_replicas",
     "lora_alpha",
     "lora_targets",
+    "sampling_folder",
     "sampling_seed",
+    "sampling_server_type",
+    "sampling_servers",
     "teacher_model",
     "teacher_url",
 )

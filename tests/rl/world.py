@@ -9,10 +9,13 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from hermes.config.load import load
+from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import RlRun, all_runs, find_run
 from tests.cli import warm
 from tests.waiting import wait_until
@@ -79,6 +82,12 @@ def make_home(home: Path, model: Path, **values: Any) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.yaml").write_text(json.dumps({"rl": settings}))
     return home
+
+
+def resolved_run(home: Path, **edits: Any) -> Resolved:
+    """The configuration of a run that is not started, with these fields."""
+    config = load({}, {"HERMES_HOME": str(home)})
+    return resolve(config, replace(select(config, str(ENVIRONMENTS / "letters.py")), edits=edits))
 
 
 def change_settings(home: Path, **changes: Any) -> None:

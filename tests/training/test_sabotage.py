@@ -278,6 +278,24 @@ def test_a_fault_of_an_environment_is_named_within_three_steps(
     assert error.cause in ((CAUSES[kind],) if kind in CAUSES else NAMES), error.message
 
 
+def test_weights_of_a_dropped_checkpoint_can_be_scored_as_long_as_rollouts_of_them_arrive(
+    tmp_path: Path,
+) -> None:
+    run = SmallRun(tmp_path, SmallPolicy(), age=4)
+    for _ in range(9):
+        run.healthy_step()
+        run.session.checkpoint(run.step, None)
+    assert len(run.session.state.kept) < 9
+    assert set(run.session.samplers()) <= run.policy.published.keys()
+
+    def make_step() -> None:
+        run.faults += 1
+        run.train([ENVIRONMENT["sampled by the base model"](run) for _ in range(2)])
+
+    error = end_of(run, make_step)
+    assert isinstance(error, ProofError) and error.cause == "stale adapter"
+
+
 @pytest.mark.parametrize(("temperature", "age"), CASES)
 def test_a_fault_of_every_second_batch_is_not_forgotten(tmp_path: Path, temperature: float, age: int) -> None:
     """Too small a fault to end the run alone: the weights before, at a low rate, in every second batch."""

@@ -14,6 +14,7 @@ from hermes.errors import UsageError
 from hermes.rl.config.fields import find_field
 from hermes.rl.config.mixture import SHARED
 from hermes.rl.config.resolve import EnvSelection, check_together, resolve, with_edit
+from hermes.rl.fleet.run_fleet import FLEET
 from hermes.rl.run import RlRun, RunState, now_ms
 from hermes.rl.start import check_machine, current_status, reserved_ports, spawn_supervisor, start_lock
 from hermes.rl.supervise import ports
@@ -51,7 +52,10 @@ def resume(config: Config, run: RlRun, changes: Mapping[str, Any]) -> int:
             f"hermes rl resume {run.run_id} --set total_steps={2 * total_steps}",
         )
     with start_lock(config.home):
-        data["run"]["ports"] = _free_ports(config, data["run"]["ports"])
+        former = data["run"]["ports"]
+        if data["tinker"].get("sampling_servers"):
+            former = {FLEET: ports.FLEET_PORT, **former}
+        data["run"]["ports"] = _free_ports(config, former)
         write_config(run, with_ports(data))
         run.stop_path.unlink(missing_ok=True)
         ran_ms = (status.ended_at_ms or now_ms()) - status.started_at_ms

@@ -22,6 +22,7 @@ from hermes.errors import HermesError, HostError, UsageError
 from hermes.rl.budget import grant, recorded_limits
 from hermes.rl.config.mixture import MixedEnvironment, mixture_section
 from hermes.rl.config.resolve import Resolved, check_together
+from hermes.rl.fleet.run_fleet import FLEET, RunFleet
 from hermes.rl.run import RlRun, RunStatus, all_runs, now_ms
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
@@ -133,6 +134,9 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     toolsets = resolved.values.get("env.enabled_toolsets")
     api = ports.choose(ports.API_PORT, reserved)
     policy = ports.choose(ports.ENGINE_PORT, {*reserved, api})
+    assigned = {"api": api, "trainer" if service else "engine": policy}
+    if resolved.section("tinker").get("sampling_servers"):
+        assigned[FLEET] = ports.choose(ports.FLEET_PORT, {*reserved, api, policy})
     return {
         "run_id": run.run_id,
         "environment": resolved.selection.environment,
@@ -142,7 +146,7 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
         "device": config.settings.rl.device,
         "toolsets": resolved.toolsets if toolsets is None else toolsets,
         "service": service,
-        "ports": {"api": api, "trainer" if service else "engine": policy},
+        "ports": assigned,
         "cwd": str(Path.cwd()),
         "created_at_ms": now_ms(),
     }
@@ -193,6 +197,9 @@ def check_machine(config: Config, resolved: Resolved) -> None:
     missing = missing or missing_memory(config, resolved.model, resolved.section("tinker"))
     if missing is not None:
         raise HermesError(missing.problem, missing.fix)
+    fleet = RunFleet.from_fields(resolved.section("tinker"))
+    if fleet is not None:
+        fleet.check(service_of(config.settings.rl, config.environ), config.environ)
 
 
 def start_lock(home: Path) -> FileLock:

@@ -222,7 +222,8 @@ class TrainingSession:
             self.client.release_samplers()
         for checkpoint in dropped:
             self.client.delete(checkpoint.weights)
-            self.client.delete(checkpoint.sampler)
+            if checkpoint.sampler not in state.published:  # else `publish` deletes it in its turn
+                self.client.delete(checkpoint.sampler)
 
     def finish(self, reason: str) -> TrainResult:
         """Marks the run as ended; of the published weights, only checkpoints are kept."""

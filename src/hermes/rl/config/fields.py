@@ -14,8 +14,9 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from hermes.config.settings import http_url
 from hermes.errors import UsageError
 from hermes.training.data.advantages import Baseline
 
@@ -72,6 +73,9 @@ LOCKS: Mapping[str, str] = MappingProxyType(
         "tinker.engine_replicas": "each replica has a copy of the base model in memory",
         "tinker.engine_tensor_parallel_size": "it decides how many devices the base model needs",
         "tinker.env_replicas": "it decides how many processes a run has",
+        "tinker.sampling_servers": "rollouts are sent there; a person names it",
+        "tinker.sampling_server_type": "it belongs to the sampling servers",
+        "tinker.sampling_folder": _WRITES,
         "tinker.checkpoint_dir": "checkpoints belong to the run's folder",
         "tinker.save_checkpoint_interval": "a run that is killed resumes from here",
     }
@@ -171,6 +175,17 @@ class TrainerFields(BaseModel):
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
     )
+    sampling_servers: list[str] = Field(
+        default_factory=list,
+        description="vLLM or SGLang servers that sample for the environment; empty: the engine does.",
+    )
+    sampling_server_type: typing.Literal["vllm", "sglang"] = Field(
+        default="vllm", description="What the sampling servers are."
+    )
+    sampling_folder: str = Field(
+        default="",
+        description="Where they read the adapters, under the same path as here; empty: in the run's folder.",
+    )
     seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
     start_from: str = Field(
         default="",
@@ -184,6 +199,17 @@ class TrainerFields(BaseModel):
         default=10, ge=0, description="Steps between tables of sampled rollouts at W&B and trackio; 0: none."
     )
     wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
+
+    @field_validator("sampling_servers", mode="before")
+    @classmethod
+    def _split_addresses(cls, value: Any) -> Any:
+        """A command line gives them in one word, with commas."""
+        return [address.strip() for address in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("sampling_servers")
+    @classmethod
+    def _check_addresses(cls, value: list[str]) -> list[str]:
+        return [http_url(address) for address in value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ _LOAD_TIMEOUT_S = 300.0
 _SAMPLE_TIMEOUT_S = 3600.0
 _RETRY_S = 5.0
 """Between two attempts to load the same version."""
+_MAX_REFUSALS = 3
+"""In succession: a shared folder may show a new file late, and a rank that is too high stays so."""
 _MIN_KEPT = 2
 """Versions that stay on a server: requests of the one before the newest may still run."""
 _logger = logging.getLogger(__name__)
@@ -44,6 +46,9 @@ class FleetMember:
     running: Counter[str] = field(default_factory=Counter)
     """Requests in progress, by the key of their version."""
 
+    refusals: int = 0
+    """Attempts to load a version that the server answered with an error, since the last that succeeded."""
+    last_refusal: str = ""
     not_before_s: float = 0.0
     """When it may be asked to load a version again that it could not load; monotonic."""
 
@@ -65,7 +70,8 @@ class SamplingFleet:
 
     async def join(self, urls: Sequence[str]) -> None:
         """UsageError: a server does not answer, cannot load adapters, or returns no logprobs."""
-        for url in urls:
+        for address in urls:
+            url = address.rstrip("/").removesuffix("/v1")
             models = await self._get_models(url)
             probe = await self._http.post(f"{url}{self._dialect.load_path}", json={})
             if probe.status_code in (404, 405) or not models:
@@ -73,7 +79,10 @@ class SamplingFleet:
             self.members.append(FleetMember(url, models[0], await self._logprob_scale(url, models[0])))
 
     async def publish(self, version: PolicyVersion) -> None:
-        """Loads the version on every server that lacks it; it is current as soon as one has it."""
+        """Loads the version on every server that lacks it; it is current as soon as one has it.
+
+        UsageError: all servers have refused it repeatedly.
+        """
         now_s = time.monotonic()
         missing = [
             member
@@ -81,6 +90,10 @@ class SamplingFleet:
             if version not in member.versions and member.not_before_s <= now_s
         ]
         await asyncio.gather(*(self._load(member, version) for member in missing))
+        if all(member.refusals >= _MAX_REFUSALS for member in self.members):
+            raise UsageError(
+                f"no server can load {version.key}: {self.members[0].last_refusal}", self._dialect.start_hint
+            )
         for member in self.members:
             await self._unload_old(member)
 
@@ -183,13 +196,15 @@ class SamplingFleet:
                     f"{member.url}{self._dialect.load_path}", json=body, timeout=_LOAD_TIMEOUT_S
                 )
                 if response.status_code >= 400:
-                    _logger.warning("%s cannot load %s: %s", member.url, version.key, response.text[:500])
+                    member.refusals += 1
+                    member.last_refusal = response.text[:500]
+                    _logger.warning("%s cannot load %s: %s", member.url, version.key, member.last_refusal)
                     return
         except (httpx2.HTTPError, HermesError) as error:
             _logger.warning("%s cannot load %s: %s", member.url, version.key, error)
             return
         member.versions.append(version)
-        member.not_before_s = 0.0
+        member.refusals, member.not_before_s = 0, 0.0
         self.current = version
 
     async def _unload_old(self, member: FleetMember) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from hermes.safety.access import HttpAccessPolicy, policy_for
 from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
+    import httpx2
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
@@ -51,7 +52,10 @@ class FleetOptions:
 
 
 def serve(options: FleetOptions, announce: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM. HermesError: engine or servers cannot be used, or the address is in use."""
+    """Until SIGINT or SIGTERM.
+
+    HermesError: engine or servers cannot be used, the address is in use, or no server can load the weights.
+    """
     policy = policy_for(TOKEN_SCHEME, options.host, options.token)
     with listen(options.host, options.port) as listener:
         run_event_loop(_run(options, listener, policy, announce))
@@ -60,13 +64,9 @@ def serve(options: FleetOptions, announce: Callable[[str], None]) -> None:
 async def _run(
     options: FleetOptions, listener: Listener, policy: HttpAccessPolicy, announce: Callable[[str], None]
 ) -> None:
-    import httpx2
-
-    headers = {"Authorization": f"Bearer {options.server_key}"} if options.server_key else {}
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60.0, limits=limits) as http:
+    async with _client(options.server_key) as http:
         fleet = SamplingFleet(http, options.dialect)
-        await fleet.join([url.rstrip("/").removesuffix("/v1") for url in options.servers])
+        await fleet.join(options.servers)
         source = VersionSource(options.engine_url, options.folder.absolute())
         first = await asyncio.to_thread(source.newest, None)
         if first is not None:
@@ -76,30 +76,59 @@ async def _run(
                     f"no server can load {first.key} from {options.folder}; the reasons are above",
                     f"name a --folder that the servers read too; {options.dialect.start_hint}",
                 )
-        following = asyncio.create_task(_follow(fleet, source, options.poll_s))
+        settings = HttpSettings(only_user=options.token is None)
+        app = build_app(fleet, options.dialect, policy)
+        tasks = [
+            asyncio.create_task(serve_until_signal(app, listener, settings, announce=announce)),
+            asyncio.create_task(_follow(fleet, source, options.poll_s)),
+        ]
         try:
-            settings = HttpSettings(only_user=options.token is None)
-            app = build_app(fleet, options.dialect, policy)
-            await serve_until_signal(app, listener, settings, announce=announce)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
-            following.cancel()
+            for task in tasks:
+                task.cancel()
+
+
+async def join_servers(servers: Sequence[str], dialect: FleetDialect, server_key: str | None) -> None:
+    """UsageError: a server does not answer, cannot load adapters, or returns no logprobs."""
+    async with _client(server_key) as http:
+        await SamplingFleet(http, dialect).join(servers)
+
+
+def _client(server_key: str | None) -> httpx2.AsyncClient:
+    import httpx2
+
+    headers = {"Authorization": f"Bearer {server_key}"} if server_key else {}
+    limits = httpx2.Limits(max_connections=None)
+    return httpx2.AsyncClient(headers=headers, trust_env=False, timeout=60.0, limits=limits)
 
 
 async def _follow(fleet: SamplingFleet, source: VersionSource, poll_s: float) -> None:
-    """Publishes newer weights, and the current ones again on a server that has lost them."""
+    """Publishes newer weights, and the current ones again on a server that has lost them.
+
+    UsageError: no server can load the newest.
+    """
     fetched: set[PolicyVersion] = set()
     while True:
-        try:
-            version = await asyncio.to_thread(source.newest, fleet.current)
-            if version is not None:
-                fetched.add(version)
-                await fleet.publish(version)
-                for old_version in fetched - fleet.in_use() - {version}:
-                    fetched.remove(old_version)
-                    source.forget(old_version)
-        except HermesError as error:
-            _logger.warning("%s", error.message)
+        version = await _newest(fleet, source)
+        if version is not None:
+            fetched.add(version)
+            await fleet.publish(version)
+            for old_version in fetched - fleet.in_use() - {version}:
+                fetched.remove(old_version)
+                source.forget(old_version)
         await asyncio.sleep(poll_s)
+
+
+async def _newest(fleet: SamplingFleet, source: VersionSource) -> PolicyVersion | None:
+    """None: it cannot be fetched now, or the engine does not answer."""
+    try:
+        return await asyncio.to_thread(source.newest, fleet.current)
+    except HermesError as error:
+        _logger.warning("%s", error.message)
+        return None
 
 
 def build_app(fleet: SamplingFleet, dialect: FleetDialect, policy: HttpAccessPolicy) -> ASGIApp:

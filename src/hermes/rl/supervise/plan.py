@@ -21,6 +21,7 @@ from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
 from hermes.rl.config.resolve import dump_yaml
 from hermes.rl.config.run_file import TRAIN_OPTIONS
+from hermes.rl.fleet.run_fleet import FLEET, RunFleet
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
@@ -133,7 +134,7 @@ class RunPlan:
     def processes(self) -> list[ProcessSpec]:
         """In starting order."""
         engine = [] if self._config["run"]["service"] else [self._engine()]
-        return [self._api(), *engine, self._trainer(), *self._envs()]
+        return [self._api(), *engine, *self._fleet(), self._trainer(), *self._envs()]
 
     def _api(self) -> ProcessSpec:
         port = str(self._config["run"]["ports"]["api"])
@@ -162,6 +163,22 @@ class RunPlan:
             is_server=True,
             start_patience_s=1800.0,
         )
+
+    def _fleet(self) -> list[ProcessSpec]:
+        """In front of the sampling servers, if the run has any."""
+        fleet, run = RunFleet.from_fields(self._config.get("tinker", {})), self._config["run"]
+        if fleet is None:
+            return []
+        port = run["ports"][FLEET]
+        return [
+            ProcessSpec(
+                FLEET,
+                (*HERMES, *fleet.command(engine_url(run), self._run.folder, port)),
+                self._run.log_path(FLEET),
+                lambda: fetch_json(f"http://127.0.0.1:{port}/health") is not None,
+                is_server=True,
+            )
+        ]
 
     def _trainer(self) -> ProcessSpec:
         return ProcessSpec(
@@ -193,7 +210,9 @@ class RunPlan:
         path = str(environment.config_path(self._run))
         # Replicas do not know of each other's groups in progress: together they would begin too many.
         overlapping = () if count == 1 else ("--env.synchronous", "false")
-        settings = (*no_evaluation, *seed, *overlapping)
+        fleet, run = RunFleet.from_fields(self._config.get("tinker", {})), self._config["run"]
+        sampling = () if fleet is None else fleet.environment_flags(run["ports"][FLEET])
+        settings = (*no_evaluation, *seed, *overlapping, *sampling)
         return ProcessSpec(
             name,
             (*HERMES, "env", "serve", environment.file, "--config", path, *settings),

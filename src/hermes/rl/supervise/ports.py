@@ -17,6 +17,7 @@ from hermes.disk.filelock import FileLock
 
 API_PORT = 8000
 ENGINE_PORT = 8001
+FLEET_PORT = 8003
 _CLAIMS: dict[int, FileLock] = {}
 """Ports of this process; the system releases their locks when it ends."""
 
