@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hermes.compat import atropos
 from hermes.compat.atropos.servers.managed import ManagedServer, ManagedServerAdapter
 from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
+from hermes.core import explicit_sampling
 from hermes.core.sequence import from_group
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.engines import SGLangServer
@@ -279,7 +280,8 @@ async def test_over_http_the_ids_are_sent_and_come_back_exactly(bundled_home: Pa
             (node,) = managed.get_state()["nodes"]
         await manager.close()
     ((path, body),) = server.requests
-    assert path == "/generate" and body["sampling_params"] == {"max_new_tokens": 5, "temperature": 0.7}
+    sampling = {"max_new_tokens": 5, "temperature": 0.7}
+    assert (path, body["sampling_params"]) == ("/generate", explicit_sampling(sampling))
     assert node.tokens == [*body["input_ids"], 600, 601, 2]
     assert answer.usage is not None and answer.usage.completion_tokens == 3
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes.core import Sampling, TokenTrace, Usage
+from hermes.core import Sampling, TokenTrace, Usage, explicit_sampling
 from hermes.errors import ProviderError
 from tests.fakes.provider import FakeProvider, Reply, raw, status, text, tokens
 from tests.models.clients import completions_on, limited_to
@@ -26,9 +26,7 @@ async def test_ids_go_in_and_sampled_ids_and_logprobs_come_out() -> None:
         "prompt": [1, 2],
         "logprobs": 1,
         "return_token_ids": True,
-        "temperature": 1.0,
-        "max_tokens": 3,
-        "stop": ["X"],
+        **explicit_sampling({"temperature": 1.0, "max_tokens": 3, "stop": ["X"]}),
     }
 
 
