@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -133,72 +135,21 @@ async def test_reasoning_reaches_the_wire_unless_a_call_does_without() -> None:
     assert first["reasoning"] == {"enabled": True, "effort": "low"} and "reasoning" not in second
 
 
-async def test_vllm_s_generate_gives_ids_logprobs_and_prompt_logprobs() -> None:
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body)
-            answer: dict[str, Any] = {
-                "logprobs": [[[{"7": -0.5}], [{"8": -0.25}]]],
-                "finish_reasons": ["length"],
-            }
-            if "prompt_logprobs" in body:
-                answer["prompt_logprobs"] = [[None, {"5": -1.0, "6": -2.0}]]
-            payload = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        server = VLLMServer(
-            APIServerConfig(base_url=f"http://127.0.0.1:{http.server_port}/v1", server_type="vllm")
-        )
-        sampled = await server.tokens_and_logprobs_completion(input_ids=[1, 2], max_tokens=2, n=1)
-        assert sampled == ([1, 2], [[7, 8]], [[-0.5, -0.25]], ["length"])
-        scored = await server.get_logprobs(input_ids=[4, 5], top_k=2)
-        await server.close()
-        http.shutdown()
-    sampling = explicit_sampling({"max_tokens": 2, "n": 1})
-    assert asked[0] == {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, **sampling}
-    assert scored == {
-        "prompt_tokens": [4, 5],
-        "prompt_topk_token_ids": [[], [5, 6]],
-        "prompt_topk_logprobs": [[], [-1.0, -2.0]],
-    }
+Answer = Callable[[str, dict[str, Any]], dict[str, Any] | None]
 
 
-async def test_a_vllm_server_without_generate_is_asked_for_completions() -> None:
-    """The answers have the form of vLLM 0.32's; tests/rl/test_real_fleet.py runs the same against vLLM."""
+@contextmanager
+def vllm_server(answer: Answer) -> Iterator[tuple[VLLMServer, list[tuple[str, dict[str, Any]]]]]:
+    """A client of a server that answers so, None being 404; and the requests that the server got."""
     requests: list[tuple[str, dict[str, Any]]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             requests.append((self.path, body))
-            choice: dict[str, Any] = {
-                "index": 0,
-                "text": "ab",
-                "token_ids": [7, 8],
-                "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
-                "finish_reason": "length",
-                "prompt_logprobs": None,
-            }
-            if "prompt_logprobs" in body:
-                scores = {"9": (-6.0, 30), "5": (-1.0, 1), "6": (-2.0, 2)}
-                position = {
-                    token: {"logprob": value, "rank": rank} for token, (value, rank) in scores.items()
-                }
-                choice |= {"token_ids": None, "logprobs": None, "prompt_logprobs": [None, position]}
-            known = self.path == "/v1/completions"
-            payload = json.dumps({"choices": [choice]} if known else {"detail": "Not Found"}).encode()
-            self.send_response(200 if known else 404)
+            response = answer(self.path, body)
+            payload = json.dumps(response or {"detail": "Not Found"}).encode()
+            self.send_response(404 if response is None else 200)
             self.send_header("content-length", str(len(payload)))
             self.end_headers()
             self.wfile.write(payload)
@@ -209,16 +160,63 @@ async def test_a_vllm_server_without_generate_is_asked_for_completions() -> None
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         base_url = f"http://127.0.0.1:{http.server_port}/v1"
-        server = VLLMServer(APIServerConfig(base_url=base_url, server_type="vllm", model_name="policy"))
+        yield (
+            VLLMServer(APIServerConfig(base_url=base_url, server_type="vllm", model_name="policy")),
+            requests,
+        )
+        http.shutdown()
+
+
+async def test_the_generate_of_atropos_s_vllm_server_gives_ids_logprobs_and_prompt_logprobs() -> None:
+    def answer(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        completion = {"logprobs": [[[{"7": -0.5}], [{"8": -0.25}]]], "finish_reasons": ["length"]}
+        scores = {"prompt_logprobs": [[None, {"5": -1.0, "6": -2.0}]]}
+        return {**completion, **scores} if "prompt_logprobs" in body else completion
+
+    with vllm_server(answer) as (server, requests):
+        sampled = await server.tokens_and_logprobs_completion(input_ids=[1, 2], max_tokens=2, n=1)
+        scored = await server.get_logprobs(input_ids=[4, 5], top_k=2)
+        await server.close()
+    assert sampled == ([1, 2], [[7, 8]], [[-0.5, -0.25]], ["length"])
+    sampling = explicit_sampling({"max_tokens": 2, "n": 1})
+    assert requests[0] == (
+        "/generate",
+        {"prompt": {"prompt_token_ids": [1, 2]}, "logprobs": 0, **sampling},
+    )
+    assert scored == {
+        "prompt_tokens": [4, 5],
+        "prompt_topk_token_ids": [[], [5, 6]],
+        "prompt_topk_logprobs": [[], [-1.0, -2.0]],
+    }
+
+
+async def test_a_vllm_server_without_generate_is_asked_for_completions() -> None:
+    """The answers have the form of vLLM 0.32's; tests/rl/test_real_fleet.py runs the same against vLLM."""
+
+    def answer(path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        if path != "/v1/completions":
+            return None
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "ab",
+            "token_ids": [7, 8],
+            "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
+            "finish_reason": "length",
+            "prompt_logprobs": None,
+        }
+        if "prompt_logprobs" in body:
+            scores = {"9": (-6.0, 30), "5": (-1.0, 1), "6": (-2.0, 2)}
+            position = {token: {"logprob": value, "rank": rank} for token, (value, rank) in scores.items()}
+            choice |= {"token_ids": None, "logprobs": None, "prompt_logprobs": [None, position]}
+        return {"choices": [choice]}
+
+    with vllm_server(answer) as (server, requests):
         sampled = await server.tokens_and_logprobs_completion(input_ids=[1, 2], max_tokens=2)
         scores = await server.get_logprobs(input_ids=[4, 9], top_k=2)
         await server.close()
-        http.shutdown()
     assert sampled == ([1, 2], [[7, 8]], [[-0.5, -0.25]], ["length"])
-    assert (scores["prompt_topk_token_ids"], scores["prompt_topk_logprobs"]) == (
-        [[], [5, 6]],
-        [[], [-1.0, -2.0]],
-    )
+    assert scores["prompt_topk_token_ids"] == [[], [5, 6]]
+    assert scores["prompt_topk_logprobs"] == [[], [-1.0, -2.0]]
     assert [path for path, _ in requests] == ["/generate", "/v1/completions", "/v1/completions"]
     body = requests[1][1]
     assert (body["model"], body["prompt"], body["return_token_ids"]) == ("policy", [1, 2], True)

@@ -29,6 +29,8 @@ class LoraServer:
         self.unloaded: list[str] = []
         self.sampled: list[str] = []
         """Which weights each request named, in order."""
+        self.key: str | None = None
+        """The API key that it requires for the list of its models."""
         self.refuses_to_load: str | None = None
         """The reason, if it does not load adapters any more."""
         self.answers_as: str | None = None
@@ -61,6 +63,8 @@ class LoraServer:
     def get(self, handler: BaseHTTPRequestHandler) -> None:
         if handler.path != "/v1/models":
             return _reply(handler, 404, {"detail": "Not Found"})
+        if self.key is not None and handler.headers["Authorization"] != f"Bearer {self.key}":
+            return _reply(handler, 401, {"error": "Unauthorized"})
         cards = [{"id": name, "object": "model"} for name in (self._base_model, *self.adapters)]
         return _reply(handler, 200, {"object": "list", "data": cards})
 

@@ -13,7 +13,9 @@ import tinker
 from tinker import types as tt
 
 from tests.engine.http.engine_process import Server, datum, launch
-from tests.training.world import Process
+from tests.rl.parts import Parts
+from tests.training.books import check_served, check_weights, trained_leases
+from tests.training.world import Process, metrics
 from tests.waiting import wait_until
 
 PROMPT = [40, 41, 42, 43, 44, 45]
@@ -90,6 +92,23 @@ def fleet(model: Path, folder: Path, urls: Sequence[str], dialect: str) -> Itera
         )
         stack.callback(process.kill)
         yield Fleet(trainer, process, process.until(r"fleet of \d on (http://\S+:\d+)")[1], dialect)
+
+
+def run_at(group: Fleet, model: Path, folder: Path, steps: int, *settings: str) -> list[dict[str, Any]]:
+    """A run whose environment samples at the fleet, of which every batch was trained once; its metrics."""
+    parts = Parts(folder / "home", group.trainer, model, steps)
+    try:
+        trainer = parts.trainer()
+        sampling = ("--openai.base_url", f"{group.url}/v1", "--openai.server_type", group.dialect)
+        env = parts.env(steps - 1, settings=(*sampling, *settings))
+        assert trainer.wait(600) == 0, trainer.output
+        assert env.wait(120) == 0, env.output
+        run = folder / "home" / "runs" / "run"
+        check_served(parts.url, trained_leases(run, steps))
+    finally:
+        parts.close()
+    check_weights(run, folder / "trainer")
+    return metrics(run)
 
 
 def train(client: tinker.TrainingClient, step: int) -> str:

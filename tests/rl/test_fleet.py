@@ -15,10 +15,8 @@ import tinker
 from hermes.cli.terminal.interrupted import STOPPED
 from tests.engine.http.engine_process import KEY, launch
 from tests.fakes.lora_server import LoraServer
-from tests.rl.fleet_parts import PROMPT, Fleet, engine_logprobs, fleet, train
-from tests.rl.parts import Parts
-from tests.training.books import check_served, check_weights, trained_leases
-from tests.training.world import Process, metrics
+from tests.rl.fleet_parts import PROMPT, Fleet, engine_logprobs, fleet, run_at, train
+from tests.training.world import Process
 from tests.waiting import wait_until
 
 
@@ -135,23 +133,10 @@ def test_sglang_servers_get_the_adapter_by_its_name(model: Path, tmp_path: Path)
 def test_a_run_whose_environment_samples_at_a_fleet_trains_every_batch_once_and_knows_its_weights(
     model: Path, tmp_path: Path
 ) -> None:
-    steps = 6
     with served(model, tmp_path, count=2) as (group, servers):
-        parts = Parts(tmp_path / "home", group.trainer, model, steps)
-        try:
-            trainer = parts.trainer()
-            sampling = ("--openai.base_url", f"{group.url}/v1", "--openai.server_type", "vllm")
-            env = parts.env(steps - 1, settings=sampling)
-            assert trainer.wait(600) == 0, trainer.output
-            assert env.wait(120) == 0, env.output
-            run = tmp_path / "home" / "runs" / "run"
-            check_served(parts.url, trained_leases(run, steps))
-            rows = metrics(run)
-        finally:
-            parts.close()
+        rows = run_at(group, model, tmp_path, 6)
         for server in servers:
             assert any("step-" in name for name in server.sampled), "both servers sample trained weights"
-    check_weights(run, tmp_path / "trainer")
     assert all(row["health/staleness_max"] <= 2 for row in rows), "the version of every answer is known"
     assert all(row["health/logprob_gap"] < 1e-4 for row in rows if row["health/staleness_max"] == 0)
 

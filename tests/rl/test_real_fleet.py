@@ -16,11 +16,10 @@ from hermes.envs.servers.engines import SERVER_TYPES
 from tests.engine.http.engine_process import KEY
 from tests.engine.tiny import tiny_model
 from tests.rl.books import check_books
-from tests.rl.fleet_parts import PROMPT, engine_logprobs, fleet, train
+from tests.rl.fleet_parts import PROMPT, engine_logprobs, fleet, run_at, train
 from tests.rl.parts import Parts
 from tests.rl.real_server import MAX_RANK, RealServer
 from tests.rl.world import how_it_ended, kill_runs, make_home, start_run, tiny_tokenizer
-from tests.training.books import check_served, check_weights, trained_leases
 from tests.training.world import metrics
 from tests.waiting import wait_until
 
@@ -118,21 +117,8 @@ def test_a_server_that_is_killed_under_load_and_started_again_gets_the_adapter_a
 def test_a_run_whose_environment_samples_there_trains_every_batch_once_and_measures_the_mismatch(
     model: Path, server: RealServer, tmp_path: Path
 ) -> None:
-    steps = 6
     with fleet(model, tmp_path, [server.url], server.dialect) as group:
-        parts = Parts(tmp_path / "home", group.trainer, model, steps)
-        try:
-            trainer = parts.trainer()
-            sampling = ("--openai.base_url", f"{group.url}/v1", "--openai.server_type", server.dialect)
-            env = parts.env(steps - 1, settings=(*sampling, "--env.agent_temperature", "0.8"))
-            assert trainer.wait(600) == 0, trainer.output
-            assert env.wait(120) == 0, env.output
-            run = tmp_path / "home" / "runs" / "run"
-            check_served(parts.url, trained_leases(run, steps))
-            rows = metrics(run)
-        finally:
-            parts.close()
-    check_weights(run, tmp_path / "trainer")
+        rows = run_at(group, model, tmp_path, 6, "--env.agent_temperature", "0.8")
     assert all(row["health/staleness_max"] <= 2 for row in rows), "the version of every answer is known"
     for row in rows:  # at temperature 0.8, under the weights that the fleet named
         assert row["proof/gap_p90"] < 1e-3 and row["proof/unchecked"] == 0, row

@@ -49,6 +49,11 @@ def test_a_run_whose_sampling_servers_cannot_be_used_is_refused_before_it_starts
     with pytest.raises(UsageError, match=r"no vllm server answers at http://127\.0\.0\.1:9") as refused:
         start(config, nobody)
     assert "--enable-lora" in refused.value.hint
+    with LoraServer("http://127.0.0.1:9", "model") as locked:
+        locked.key = "sesame"
+        with pytest.raises(UsageError, match="refuses the key of this fleet") as unauthorized:
+            start(config, resolved_run(home, sampling_servers=[locked.url]))
+    assert "hermes config set HERMES_FLEET_KEY" in unauthorized.value.hint
     service = {"TINKER_BASE_URL": "http://10.0.0.1:8001", "TINKER_API_KEY": "tml-x"}
     elsewhere = load({}, {"HERMES_HOME": str(home), **service})
     with pytest.raises(UsageError, match="sampling_servers need the run's own engine"):

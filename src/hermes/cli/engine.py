@@ -264,7 +264,8 @@ def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port:
     from hermes.cli.terminal.interrupted import report_stop
     from hermes.engine.server.security import TOKEN_VARIABLE
     from hermes.rl.fleet.dialect import DIALECTS
-    from hermes.rl.fleet.serve import KEY_VARIABLE, FleetOptions, serve
+    from hermes.rl.fleet.members import KEY_VARIABLE
+    from hermes.rl.fleet.serve import FleetOptions, serve
     from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)

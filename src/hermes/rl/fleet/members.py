@@ -24,6 +24,8 @@ from hermes.rl.fleet.versions import PolicyVersion
 if TYPE_CHECKING:
     import httpx2
 
+KEY_VARIABLE = "HERMES_FLEET_KEY"
+"""The API key of the servers."""
 _MODELS_TIMEOUT_S = 10.0
 _LOAD_TIMEOUT_S = 300.0
 _SAMPLE_TIMEOUT_S = 3600.0
@@ -235,6 +237,11 @@ class SamplingFleet:
 
         try:
             response = await self._http.get(f"{url}/v1/models", timeout=_MODELS_TIMEOUT_S)
+            if response.status_code in (401, 403):
+                raise UsageError(
+                    f"the server at {url} refuses the key of this fleet ({response.status_code})",
+                    f"store the server's API key: hermes config set {KEY_VARIABLE} KEY",
+                )
             response.raise_for_status()
             return [str(card["id"]) for card in response.json()["data"]]
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,8 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.errors import UsageError
 from hermes.rl.fleet.dialect import DIALECTS
-from hermes.rl.fleet.serve import KEY_VARIABLE, join_servers
+from hermes.rl.fleet.members import KEY_VARIABLE
+from hermes.rl.fleet.serve import join_servers
 
 FLEET = "fleet"
 """Its name among the ports of a run, and among its processes."""

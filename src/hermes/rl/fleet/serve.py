@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
-KEY_VARIABLE = "HERMES_FLEET_KEY"
 _MOST_BYTES = 64 << 20
 _logger = logging.getLogger(__name__)
 
