@@ -16,6 +16,7 @@ from hermes.rl.run import RunState
 from hermes.store import Reader, Writer
 from tests.records import COMPLETED, model_call, record
 from tests.web.browsing import LEAST_VISIBLE_SHIFT, PAGES, WIDTHS, layout_shift, open_page, overflow
+from tests.web.dripping import drip
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run, metrics_row
@@ -261,6 +262,27 @@ def test_every_page_fits_without_error_or_outside_request(
             assert overflow(page) == 0, path
             assert layout_shift(page) < LEAST_VISIBLE_SHIFT, path
             assert trouble.events == [], path
+
+
+@pytest.mark.parametrize(
+    ("pages", "width"),
+    [
+        (("/", "/compare?id={id}&id={sibling}", "/rate?mode=pair", "/rate?mode=score", "/environments"), 390),
+        *(pytest.param(PAGES, width, marks=pytest.mark.slow) for width in WIDTHS),
+    ],
+)
+def test_nothing_moves_while_a_page_arrives_in_pieces(
+    browser: Browser, full_site: tuple[WebSite, dict[str, str]], pages: tuple[str, ...], width: int
+) -> None:
+    site, names = full_site
+    shifts = {}
+    with drip(site) as slow_site, open_page(browser, slow_site, width=width) as (page, _):
+        page.goto(f"{slow_site.url}/rate")  # its styles and scripts are in the cache from now on
+        for template in pages:
+            path = template.format(**names)
+            page.goto(f"{slow_site.url}{path}")
+            shifts[path] = layout_shift(page)
+    assert {path: shift for path, shift in shifts.items() if shift >= LEAST_VISIBLE_SHIFT} == {}
 
 
 @pytest.mark.parametrize(
