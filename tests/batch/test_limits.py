@@ -22,13 +22,12 @@ from tests.batch.drive import (
     rows,
     solve,
     start,
-    workers_of,
     write_rows,
     write_tasks,
 )
 from tests.cli.process import failure, hermes
 from tests.disks import disk
-from tests.fakes.provider import FakeProvider, Reply, held, text
+from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
 from tests.waiting import wait_until
 
 PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
@@ -149,23 +148,23 @@ def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Pat
         pytest.skip(reason)
     write_rows(tmp_path, *({"prompt": f"sleep 0.{number % 10 + 1}; echo {number}"} for number in range(20)))
     flags = ("--toolsets", "terminal", "--sandbox", "bubblewrap", "--concurrency", "6")
-    over = threading.Event()
+    stopped = threading.Event()
 
     def answer(body: dict[str, Any]) -> Reply:
-        return look_around(body) if len(provider.posts) < 8 else held(over, look_around(body))
+        if len(provider.posts) < 8 or stopped.is_set() or body["messages"][-1]["role"] == "tool":
+            return look_around(body)
+        return tool_calls([("terminal", {"command": "sleep 600"})])
 
     with FakeProvider(answer) as provider:
         process = start(tmp_path, *command(tmp_path, provider, *flags))
-        wait_until(lambda: len(provider.posts) >= 8)
-        workers = workers_of(process.pid)
+        wait_until(lambda: any("sleep 600" in command_line(pid) for pid in descendants(process.pid)))
         family = descendants(process.pid)
-        assert set(workers) < set(family)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
         assert process.returncode == 1, err
         assert json.loads(out.splitlines()[-1])["stopped"]
         wait_gone(family)
-        over.set()
+        stopped.set()
         again = hermes(tmp_path, *command(tmp_path, provider, *flags))
         assert again.returncode == 0, again.stderr
     answers = [row["conversations"][-1]["value"].strip() for row in rows(tmp_path)]
@@ -182,6 +181,14 @@ def descendants(pid: int) -> dict[int, str]:
     while more := {child for child, (parent, _) in parents.items() if parent in below} - below:
         below |= more
     return {child: parents[child][1] for child in below - {pid}}
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
 
 
 def stat_of(pid: int) -> tuple[int, str] | None:
