@@ -27,8 +27,8 @@ AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 
 @contextmanager
-def cluster(*homes: Path, token: str | None = TOKEN) -> Iterator[dict[str, Any]]:
-    """A node for each home; yields what tests/batch/ray_cluster.py prints."""
+def cluster(*homes: Path, token: str | None = TOKEN, cores: int = 1) -> Iterator[dict[str, Any]]:
+    """A node of so many cores for each home; yields what tests/batch/ray_cluster.py prints."""
     auth = {**AUTH, "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2]), **auth}
     # On a loaded machine a node takes longer to start than Ray waits by default.
@@ -38,7 +38,7 @@ def cluster(*homes: Path, token: str | None = TOKEN) -> Iterator[dict[str, Any]]
         tempfile.TemporaryFile("w+") as complaints,
     ):
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.batch.ray_cluster", f"{folder}/ray", *map(str, homes)],
+            [sys.executable, "-m", "tests.batch.ray_cluster", f"{folder}/ray", str(cores), *map(str, homes)],
             env={**environ, "HOME": folder, "RAY_TMPDIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

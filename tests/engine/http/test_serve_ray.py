@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tinker
 from tinker import types as tt
 
-from tests.batch.ray_nodes import AUTH, cluster, kill_node, needs_ray
+from tests.batch.ray_nodes import AUTH, children_of, cluster, kill_node, needs_ray
 from tests.engine.http.conftest import Start
-from tests.engine.http.engine_process import KEY, batch, prompt
+from tests.engine.http.engine_process import KEY, Server, batch, prompt
+from tests.waiting import wait_until
 
 
 @needs_ray
@@ -48,6 +50,66 @@ def test_workers_on_three_nodes_train_and_sample_and_one_node_is_killed(
         assert server.metric("optimizer_steps_total") == 4
         assert len(answers) == 24, "no sample was lost"
         server.kill()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_replicas_of_two_ranks_on_three_nodes_train_as_one_process_and_one_node_is_killed(
+    start: Start, model: str, tmp_path: Path
+) -> None:
+    alone = start(tmp_path / "alone", "--max-length", "256")
+    expected_losses, expected_tokens = train(alone, model)
+    homes = [tmp_path / f"home{number}" for number in range(3)]
+    with cluster(*homes, cores=2) as nodes:
+        flags = ("--max-length", "256", "--ray", nodes["address"], "--tensor-parallel-size", "2")
+        engine = ("--model", model, "--state-dir", str(tmp_path / "refused"), *flags)
+        message = refusal(*engine, "--replicas", "4", **AUTH)
+        assert (
+            "4 replicas of 2 processes need 2 cores each on one node" in message and "room for 3" in message
+        )
+        message = refusal(*engine[:-1], "3", "--replicas", "1", **AUTH)
+        assert "have room for 0" in message and "use a smaller --tensor-parallel-size" in message
+
+        server = start(tmp_path / "ranks", *flags, "--replicas", "2", **AUTH)
+        followers = {raylet: followers_on(raylet) for raylet in nodes["raylets"]}
+        assert sorted(map(len, followers.values())) == [0, 1, 1]
+        killed = next(raylet for raylet in nodes["raylets"][1:] if followers[raylet])
+        losses, tokens = train(server, model, during_second_step=lambda: kill_node(killed))
+        assert losses == pytest.approx(expected_losses, rel=1e-5)
+        assert tokens == expected_tokens
+        assert server.metric("optimizer_steps_total") == len(losses)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in followers[killed]))
+        server.kill()
+
+
+def train(
+    server: Server, model: str, during_second_step: Callable[[], None] = lambda: None
+) -> tuple[list[float], list[list[int]]]:
+    """The losses of four steps, and the tokens that were sampled with the weights before each of them."""
+    client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    training = client.create_lora_training_client(model, rank=4, seed=1)
+    losses, tokens = [], []
+    for step in range(4):
+        sampling = training.save_weights_and_get_sampling_client()
+        answer = sampling.sample(prompt(), 1, tt.SamplingParams(max_tokens=32, temperature=0.0))
+        gradient = training.forward_backward(batch(6, seed=0), "cross_entropy")
+        if step == 1:
+            during_second_step()
+        losses.append(gradient.result().metrics["loss:sum"])
+        training.optim_step(tt.AdamParams(learning_rate=0.01)).result()
+        tokens.append(list(answer.result().sequences[0].tokens))
+    return losses, tokens
+
+
+def followers_on(raylet: int) -> list[int]:
+    """The node's raylet starts an actor, and the actor its followers, in any of its threads."""
+    pids = []
+    for actor in children_of(raylet):
+        for children in Path(f"/proc/{actor}/task").glob("*/children"):
+            pids += [int(pid) for pid in children.read_text().split()]
+    return [pid for pid in pids if b"tensor_parallel.follower" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def refusal(*arguments: str, **variables: str) -> str:

@@ -44,27 +44,19 @@ class RayPlaces:
         self._server.close()
 
     def auto_replicas(self, ranks: int) -> int:
-        """One a GPU, or for every `ranks` of them; in a cluster without GPUs one a node."""
-        gpus = int(self._total("GPU"))
-        return max(1, gpus // ranks) if gpus else sum(bool(node["Alive"]) for node in self.ray.nodes())
+        """One a GPU, or for every `ranks` GPUs of a node; in a cluster without GPUs one a node."""
+        if self._total("GPU"):
+            return max(1, sum(self._rooms("GPU", ranks)))
+        return max(1, sum(room > 0 for room in self._rooms("CPU", ranks)))
 
     def place(self, options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
-        """UsageError: the cluster has fewer cores than replicas, or fewer GPUs than their ranks need."""
+        """UsageError: the nodes of the cluster have too few cores for the replicas, or too few GPUs for their
+        ranks. The ranks of a replica are on one node."""
         gpus, cores = self._total("GPU"), int(self._total("CPU"))
         ranks = options.tensor_parallel_size
-        if replicas * ranks > cores:
-            raise UsageError(
-                f"{replicas} replicas{_of_ranks(ranks)} need as many cores, and the Ray cluster has {cores}",
-                f"use --replicas {max(1, cores // ranks)} or less, or add nodes to the cluster",
-            )
+        self._check_room("CPU", "core", replicas, ranks)
         if gpus and options.device != "cpu" and ranks > 1:
-            if replicas * ranks > gpus:
-                raise UsageError(
-                    f"{replicas} replicas{_of_ranks(ranks)} need a GPU a process, and the Ray cluster has "
-                    f"{gpus:g}",
-                    f"use --replicas {max(1, int(gpus) // ranks)} or less, or a smaller "
-                    "--tensor-parallel-size",
-                )
+            self._check_room("GPU", "GPU", replicas, ranks)
             settings = WorkerSettings(replace(options, device="cuda"), 0)
             resources: dict[str, Any] = {"num_cpus": ranks, "num_gpus": ranks}
         elif gpus and options.device != "cpu":
@@ -86,6 +78,26 @@ class RayPlaces:
 
     def _total(self, resource: str) -> float:
         return float(self.ray.cluster_resources().get(resource, 0.0))
+
+    def _rooms(self, resource: str, ranks: int) -> list[int]:
+        """For every node, how many replicas of so many ranks it holds."""
+        alive = (node["Resources"] for node in self.ray.nodes() if node["Alive"])
+        return [int(resources.get(resource, 0.0)) // ranks for resources in alive]
+
+    def _check_room(self, resource: str, name: str, replicas: int, ranks: int) -> None:
+        """UsageError: Ray would wait for a node that has enough of the resource."""
+        room = sum(self._rooms(resource, ranks))
+        if replicas <= room:
+            return
+        if ranks == 1:
+            problem = f"{replicas} replicas need as many {name}s, and the Ray cluster has {room}"
+        else:
+            problem = (
+                f"{replicas} replica{'s' * (replicas > 1)} of {ranks} processes need {ranks} {name}s each on "
+                f"one node, and the nodes of the Ray cluster have room for {room}"
+            )
+        fewer = f"use --replicas {room} or less, " if room else "use a smaller --tensor-parallel-size, "
+        raise UsageError(problem, f"{fewer}or add nodes to the cluster")
 
     def _accept(self) -> None:
         while True:
@@ -153,10 +165,6 @@ class RayProcess:
             self._ended.set()
             if self._connection is not None:
                 _shut_down(self._connection)
-
-
-def _of_ranks(ranks: int) -> str:
-    return f" of {ranks} processes" if ranks > 1 else ""
 
 
 def _shut_down(connection: Connection[Any, Any]) -> None:
