@@ -84,7 +84,7 @@ class Bench:
         self.runner = runner(self.backbone, self.pool)
         self.sampler = SamplingScheduler(self.runner, kv_tokens, max_batch, PrefillLimits(prefill_tokens))
         self.limits = SamplerLimits(spec.vocab, spec.max_length, kv_tokens)
-        self.stops = StopParser(tiny_tokenizer(), spec.eos_ids, spec.vocab)
+        self.stops = StopParser(tiny_tokenizer, spec.eos_ids, spec.vocab)
 
     def ask(self, prompt: Ints, policy: Policy = BASE, **wishes: Any) -> SampleJob:
         """A submitted request; fields of both of its types by name. By default nothing stops it."""

@@ -192,13 +192,13 @@ def test_files_that_are_read_directly_give_the_bits_of_transformers(
         assert ours is None or (ours.dtype == theirs.dtype and torch.equal(ours, theirs))
 
 
-@pytest.mark.slow
-def test_the_engine_reads_a_llama_without_transformers_model_classes(tmp_path: Path) -> None:
+def test_an_engine_with_a_llama_samples_and_trains_without_transformers(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     program = (
-        "import sys, torch; from hermes.engine.model.load import load_backbone; "
-        "load_backbone(sys.argv[1], 'cpu', torch.float32); "
-        "print([name for name in sys.modules if '.modeling_' in name and 'llama' in name])"
+        "import sys; from hermes.engine.engine import Engine; from hermes.engine.info import EngineOptions; "
+        "engine = Engine(EngineOptions(sys.argv[1], device='cpu', dtype='float32')); engine.start(); "
+        "print([name for name in ('transformers', 'sympy', 'torch._dynamo') if name in sys.modules]); "
+        "engine.close()"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True

@@ -82,7 +82,7 @@ def test_a_character_of_several_tokens_is_found_with_its_last_byte() -> None:
     tokenizer = tiny_tokenizer()
     table = token_bytes(tokenizer, 512)
     single = {piece: index for index, piece in enumerate(table) if len(piece) == 1}
-    stops = StopParser(tokenizer, (EOS,), 512).parse(("語",))
+    stops = StopParser(lambda: tokenizer, (EOS,), 512).parse(("語",))
     ids = np.array([single[bytes((byte,))] for byte in "日本語".encode()])
     assert stops.may_complete is not None
     assert [stops.text_completed(ids[: n + 1]) for n in range(len(ids))] == [False] * 8 + [True]
@@ -137,5 +137,5 @@ def test_tables_of_stop_texts_go_with_the_last_that_used_them() -> None:
 
 def test_stop_texts_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(EngineUserError, match="tokenizer"):
-        StopParser(None, (EOS,), 512).parse(("x",))
-    assert StopParser(None, (EOS,), 512).parse(None).ids == (EOS,)
+        StopParser(lambda: None, (EOS,), 512).parse(("x",))
+    assert StopParser(lambda: None, (EOS,), 512).parse(None).ids == (EOS,)

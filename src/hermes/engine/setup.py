@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +33,7 @@ from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
 from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import RunPass, run_pass
 from hermes.engine.types import EngineCapacityError, EngineUserError
+from hermes.models.tokens.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -130,7 +132,7 @@ def _build_parts(
     return EngineParts(
         backbone=backbone,
         sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
-        stops=StopParser(_tokenizer(options.model), spec.eos_ids, spec.vocab),
+        stops=StopParser(partial(_tokenizer, options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
         train_tokens=_train_tokens(backbone, room, options.device_share),
         merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
@@ -303,10 +305,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
     """None if the model has none: then stops can only be token ids."""
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+        return open_tokenizer(source)
     except (OSError, ValueError, KeyError):
         return None
-    return tokenizer

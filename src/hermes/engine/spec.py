@@ -1,4 +1,4 @@
-"""The shape of a base model, read once from its transformers configuration.
+"""The shape of a base model, read once from its configuration.
 
 A `ModelSpec` is plain data: training and sampling are planned with it, and adapter files are checked against
 it. It contains no weights.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class ModelSpec:
 
 
 def read_spec(
-    config: PretrainedConfig,
+    config: PretrainedConfig | SimpleNamespace,
     name: str,
     linears: Mapping[Site, Linear],
     groups: Mapping[Site, tuple[Site, ...]],
@@ -118,7 +119,7 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in value) if isinstance(value, list | tuple) else (int(value),)
 
 
-def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+def _windows(config: PretrainedConfig | SimpleNamespace) -> tuple[int | None, ...]:
     count = int(config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
     if not window or not getattr(config, "use_sliding_window", True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,7 @@ GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def unsupported_reason(config: PretrainedConfig) -> str:
+def unsupported_reason(config: PretrainedConfig | SimpleNamespace) -> str:
     """Why `LlamaBackbone` is not exact for this configuration; empty if it is."""
     if config.model_type not in FAMILIES:
         return f"its family is {config.model_type}, not one of {', '.join(FAMILIES)}"

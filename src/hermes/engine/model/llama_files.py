@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,7 @@ def can_read(reader: SafetensorsReader, spec: ModelSpec) -> bool:
 
 def read_llama(
     reader: SafetensorsReader,
-    config: PretrainedConfig,
+    config: PretrainedConfig | SimpleNamespace,
     spec: ModelSpec,
     collect: Callable[[Iterator[LlamaLayer]], Sequence[LlamaLayer]] = tuple,
 ) -> LlamaBackbone:
@@ -102,7 +103,7 @@ def read_layer(reader: SafetensorsReader, spec: ModelSpec, index: int, cut: Laye
     )
 
 
-def spec_of_folder(folder: Path, name: str, config: PretrainedConfig) -> ModelSpec:
+def spec_of_folder(folder: Path, name: str, config: PretrainedConfig | SimpleNamespace) -> ModelSpec:
     """Many chat models have their end-of-turn token only in generation_config.json."""
     try:
         generation = json.loads((folder / "generation_config.json").read_text())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hermes.engine.model.backbone import Backbone
+from hermes.engine.model.config import hide_progress_bars, read_config
 from hermes.engine.model.llama import FAMILIES, LlamaBackbone, unsupported_reason
 from hermes.engine.model.llama_files import can_read, read_llama, spec_of_folder
 from hermes.engine.model.quantized import QuantizedLayers
@@ -33,13 +34,8 @@ def load_backbone(
     quantization: Quantization | None = None,
 ) -> Backbone:
     """The model of a folder or a hub name, as the fastest backbone that is exact for it."""
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
-    if not sys.stderr.isatty():  # a bar that is redrawn fills a log
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = read_config(source)
         if quantization is not None:  # refused before the weights are read
             _check_quantizable(config, source, kind)
         backbone = _read_files(source, config, torch.device(device), dtype, kind, quantization)
@@ -47,6 +43,7 @@ def load_backbone(
             return backbone
         from transformers import AutoModelForCausalLM
 
+        hide_progress_bars()
         loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineUserError(
@@ -64,7 +61,7 @@ def load_backbone(
 
 def _read_files(
     source: str,
-    config: PretrainedConfig,
+    config: PretrainedConfig | SimpleNamespace,
     device: torch.device,
     dtype: torch.dtype,
     kind: Kind,
@@ -108,7 +105,7 @@ def wrap_model(
     return replace(backbone, spec=replace(backbone.spec, quantization=quantization))
 
 
-def _check_quantizable(config: PretrainedConfig, name: str, kind: Kind) -> None:
+def _check_quantizable(config: PretrainedConfig | SimpleNamespace, name: str, kind: Kind) -> None:
     """EngineUserError: the model has no form whose matrices can be quantised."""
     reason = "it runs through transformers" if kind == "transformers" else unsupported_reason(config)
     if not reason and getattr(config, "quantization_config", None):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -55,9 +55,13 @@ class StopParser:
     """Turns a request's `stop` into `Stops`. Recent stop texts are cached, since runs repeat them."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, eos_ids: tuple[int, ...], vocab: int
+        self,
+        open_tokenizer: Callable[[], PreTrainedTokenizerBase | None],
+        eos_ids: tuple[int, ...],
+        vocab: int,
     ) -> None:
-        self._tokenizer = tokenizer
+        """`open_tokenizer` is called when the first stop text arrives: most runs stop at token ids."""
+        self._open_tokenizer = open_tokenizer
         self._eos_ids = eos_ids
         self._vocab = vocab
         self._vocabulary: Vocabulary | None = None
@@ -92,7 +96,7 @@ class StopParser:
         stops = self._cache.get((texts, ids))
         if stops is None:
             if self._vocabulary is None:
-                self._vocabulary = Vocabulary(token_bytes(self._tokenizer, self._vocab))
+                self._vocabulary = Vocabulary(token_bytes(self._open_tokenizer(), self._vocab))
             all_ids = tuple(dict.fromkeys((*self._eos_ids, *ids)))
             may_complete = self._vocabulary.may_complete(texts)
             stops = Stops(all_ids, texts, may_complete, self._vocabulary.token_bytes)

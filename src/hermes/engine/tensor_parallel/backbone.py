@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,7 +125,12 @@ class ShardedLlama:
 
 
 def load_shard(
-    source: str, config: PretrainedConfig, rank: int, size: int, device: torch.device, dtype: torch.dtype
+    source: str,
+    config: PretrainedConfig | SimpleNamespace,
+    rank: int,
+    size: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> ShardedLlama:
     """Reads one rank's part of the model. EngineUserError: its files cannot be used."""
     folder = _folder(source)

@@ -69,9 +69,9 @@ def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLl
     """Tells the leader when this rank's part is loaded, or why it is not."""
     import_torch()
     import torch
-    from transformers import AutoConfig
 
     from hermes.engine.memory import capacity_error, is_out_of_memory
+    from hermes.engine.model.config import read_config
     from hermes.engine.sent_errors import encode_error
     from hermes.engine.tensor_parallel.backbone import load_shard
     from hermes.errors import HermesError
@@ -79,7 +79,7 @@ def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLl
     if settings.threads:
         torch.set_num_threads(settings.threads)
     try:
-        config = AutoConfig.from_pretrained(settings.model)
+        config = read_config(settings.model)
         device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
         backbone = load_shard(settings.model, config, settings.rank, settings.size, device, dtype)
     except (HermesError, RuntimeError, MemoryError) as error:
