@@ -163,14 +163,20 @@ def _names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[s
         pending.extend(ast.iter_child_nodes(node))
 
 
-def measure(root: Path) -> Structure:
-    modules = sources(root)
-    graph = import_graph(modules)
+def folder_sizes(root: Path) -> dict[str, tuple[int, int]]:
+    """Files and lines of each folder, without its subfolders."""
     folders: dict[str, tuple[int, int]] = {}
-    for path in modules.values():
+    for path in sources(root).values():
         folder = path.parent.relative_to(root / "src").as_posix()
         files, lines = folders.get(folder, (0, 0))
         folders[folder] = (files + 1, lines + len(path.read_text("utf-8").splitlines()))
+    return dict(sorted(folders.items()))
+
+
+def measure(root: Path) -> Structure:
+    modules = sources(root)
+    graph = import_graph(modules)
+    folders = folder_sizes(root)
     arrows: Counter[str] = Counter()
     importers: Counter[str] = Counter()
     for module, targets in graph.items():
@@ -182,7 +188,7 @@ def measure(root: Path) -> Structure:
     return Structure(
         files=len(modules),
         lines=sum(lines for _, lines in folders.values()),
-        folders=dict(sorted(folders.items())),
+        folders=folders,
         arrows=dict(sorted(arrows.items())),
         cycles=cycles(graph),
         repeated_classes={

@@ -62,8 +62,8 @@ def test_variables_name_the_noun() -> None:
 
 
 def test_a_folder_has_no_more_files_than_a_reader_can_survey() -> None:
-    folders = structure.measure(ROOT).folders
-    assert {folder: files for folder, (files, _) in folders.items() if files - 1 > MOST_FILES} == {}
+    folders = structure.folder_sizes(ROOT).items()
+    assert {folder: files for folder, (files, _) in folders if files - 1 > MOST_FILES} == {}
 
 
 def test_a_file_is_read_in_one_sitting() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,8 @@ import reference_python
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 _HEADER = "<!-- Written by scripts/docs/reference.py; edit the code instead. -->\n\n"
+_WIDTH = 78
+"""Of usage lines, whatever terminal this runs in."""
 
 
 def pages() -> dict[str, str]:
@@ -42,7 +45,8 @@ def command_line() -> Iterator[str]:
 
     yield "# Command line\n"
     yield "Every command with its options. `hermes COMMAND --help` prints the same text.\n"
-    context = click.Context(cli, info_name="hermes", **cli.context_settings)
+    settings = {**cli.context_settings, "terminal_width": _WIDTH}
+    context = click.Context(cli, info_name="hermes", **settings)
     yield from _command(cli, context, 2)
 
 
@@ -233,19 +237,21 @@ def write(folder: Path = FOLDER) -> None:
         (folder / name).write_text(text, "utf-8")
 
 
-def outdated(folder: Path = FOLDER) -> list[str]:
-    """Names of pages that differ from the code."""
-    return [
-        name
-        for name, text in pages().items()
-        if not (folder / name).exists() or (folder / name).read_text("utf-8") != text
-    ]
+def outdated(folder: Path = FOLDER) -> dict[str, list[str]]:
+    """The pages that differ from the code, by name, with the lines that differ."""
+    differences = {}
+    for name, text in pages().items():
+        written = (folder / name).read_text("utf-8") if (folder / name).exists() else ""
+        if written != text:
+            lines = unified_diff(written.splitlines(), text.splitlines(), "written", "code", "", "", 0, "")
+            differences[name] = list(lines)
+    return differences
 
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        names = outdated()
-        if names:
-            sys.stderr.write(f"out of date: {', '.join(names)}; run: make reference\n")
-        sys.exit(bool(names))
+        differences = outdated()
+        for name, lines in differences.items():
+            sys.stderr.write("\n".join((f"{name} is out of date; run: make reference", *lines, "")))
+        sys.exit(bool(differences))
     write()

@@ -160,9 +160,10 @@ def test_a_front_whose_ranks_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     chosen = replace(saved(tmp_path, "llama"), tensor_parallel_size=2)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    others = children(os.getpid())
     with pytest.raises(EngineUserError, match="only safetensors can be read in parts"):
         start_ranks(chosen, torch.device("cpu"), torch.float32)
-    assert not children(os.getpid()), "the followers have ended"
+    assert set(children(os.getpid())) <= set(others), "the followers have ended"
 
 
 def test_two_ranks_train_the_update_of_one_process(
