@@ -66,11 +66,10 @@ def test_replicas_of_two_ranks_on_three_nodes_train_as_one_process_and_one_node_
         flags = ("--max-length", "256", "--ray", nodes["address"], "--tensor-parallel-size", "2")
         engine = ("--model", model, "--state-dir", str(tmp_path / "refused"), *flags)
         message = refusal(*engine, "--replicas", "4", **AUTH)
-        assert (
-            "4 replicas of 2 processes need 2 cores each on one node" in message and "room for 3" in message
-        )
+        assert "a replica of 2 processes needs 2 cores on one node" in message
+        assert "have room for 3 of 4" in message and "use --replicas 3 or less" in message
         message = refusal(*engine[:-1], "3", "--replicas", "1", **AUTH)
-        assert "have room for 0" in message and "use a smaller --tensor-parallel-size" in message
+        assert "have room for 0 of 1" in message and "or use a smaller --tensor-parallel-size" in message
 
         server = start(tmp_path / "ranks", *flags, "--replicas", "2", **AUTH)
         followers = {raylet: followers_on(raylet) for raylet in nodes["raylets"]}

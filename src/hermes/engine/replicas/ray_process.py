@@ -89,15 +89,18 @@ class RayPlaces:
         room = sum(self._rooms(resource, ranks))
         if replicas <= room:
             return
+        fix = f"use --replicas {room} or less, or add nodes to the cluster"
         if ranks == 1:
             problem = f"{replicas} replicas need as many {name}s, and the Ray cluster has {room}"
         else:
             problem = (
-                f"{replicas} replica{'s' * (replicas > 1)} of {ranks} processes need {ranks} {name}s each on "
-                f"one node, and the nodes of the Ray cluster have room for {room}"
+                f"a replica of {ranks} processes needs {ranks} {name}s on one node, and the nodes of the Ray "
+                f"cluster have room for {room} of {replicas}"
             )
-        fewer = f"use --replicas {room} or less, " if room else "use a smaller --tensor-parallel-size, "
-        raise UsageError(problem, f"{fewer}or add nodes to the cluster")
+        if room == 0:
+            fix = f"add nodes to the cluster that have {ranks} {name}{'s' * (ranks > 1)} or more"
+            fix += ", or use a smaller --tensor-parallel-size" if ranks > 1 else ""
+        raise UsageError(problem, fix)
 
     def _accept(self) -> None:
         while True:
