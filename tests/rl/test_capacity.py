@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hermes.cli.rl.plan import plan as plan_command
+from hermes.cli.main import cli
 from hermes.errors import UsageError
 from hermes.rl.capacity.costs import (
     RolloutWorkload,
@@ -135,14 +135,14 @@ def test_the_shape_is_read_from_a_folder_or_assumed_by_size(tmp_path: Path) -> N
 
 
 def test_the_command_prints_text_and_json() -> None:
-    text = CliRunner().invoke(plan_command, ["--env-replicas", "8"])
+    text = CliRunner().invoke(cli, ["rl", "plan", "--env-replicas", "8"])
     assert text.exit_code == 0, text.output
     assert {"memory", "step", "busy", "bottleneck", "add"} <= {
         line.split()[0] for line in text.output.splitlines()
     }
-    as_json = json.loads(CliRunner().invoke(plan_command, ["--gpus", "0", "--json"]).output)
+    as_json = json.loads(CliRunner().invoke(cli, ["rl", "plan", "--gpus", "0", "--json"]).output)
     assert as_json["device"] == "cpu" and as_json["fits"] is True
-    refused = CliRunner().invoke(plan_command, ["--batch-size", "10", "--group-size", "4"])
+    refused = CliRunner().invoke(cli, ["rl", "plan", "--batch-size", "10", "--group-size", "4"])
     assert isinstance(refused.exception, UsageError)
     assert "not a number of groups" in refused.exception.message
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.cli.train.command import train
+from hermes.cli.main import cli
 from hermes.core import Message, Rating, RatingKind, new_id
 from hermes.errors import HermesError
 from hermes.store import Reader, Writer
@@ -74,8 +74,8 @@ def refusal(home: Path, model: Path, *arguments: str) -> HermesError:
     """The error of the trainer. The ratings are afterwards what they were before."""
     before = rating_ids(home)
     with pytest.raises(HermesError) as caught:
-        train.main(
-            [*arguments, "--base-model", str(model), "--rank", "8"], "hermes train", standalone_mode=False
+        cli.main(
+            ["train", *arguments, "--base-model", str(model), "--rank", "8"], "hermes", standalone_mode=False
         )
     assert rating_ids(home) == before and caught.value.hint
     return caught.value
