@@ -41,14 +41,14 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Three workers on two cores: a third of the time a test waits for a process that it started. With `worksteal` a worker
-# begins with a third of the suite in one piece, so that most modules, and their servers and models, are one worker's.
+# Three workers on two cores: a third of the time a test waits for a process that it started. A file is one worker's, so
+# that its servers and models are made once. Files start in the order of the names, the longest first (tests/conftest.py).
 test: setup system-packages check
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
-	HERMES_EXPLORE=1 $(BIN)/pytest -n 2 --dist worksteal
+	HERMES_EXPLORE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online --run
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
