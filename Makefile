@@ -42,7 +42,7 @@ check: setup
 	$(BIN)/lint-imports
 
 # Three workers on two cores: a third of the time a test waits for a process that it started. A file is one worker's, so
-# that its servers and models are made once. Files start in the order of the names, the longest first (tests/conftest.py).
+# that its servers and models are made once. The longest file starts first (tests/conftest.py).
 test: setup system-packages check
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 

@@ -33,11 +33,9 @@ from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
 from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import RunPass, run_pass
 from hermes.engine.types import EngineCapacityError, EngineUserError
-from hermes.models.tokens.tokenizer import open_tokenizer
+from hermes.models.tokens.tokenizer import open_tokenizer_if_any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from hermes.engine.tensor_parallel.followers import Followers
 
 _logger = logging.getLogger(__name__)
@@ -132,7 +130,7 @@ def _build_parts(
     return EngineParts(
         backbone=backbone,
         sampler=SamplingScheduler(runner, kv_tokens, max_batch, _prefill_limits(spec, device)),
-        stops=StopParser(partial(_tokenizer, options.model), spec.eos_ids, spec.vocab),
+        stops=StopParser(partial(open_tokenizer_if_any, options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
         train_tokens=_train_tokens(backbone, room, options.device_share),
         merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
@@ -301,11 +299,3 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "bfloat16" and device.type == "cpu" and not has_bf16():
         _logger.warning("this processor computes bfloat16 a hundred times as slowly as --dtype float32")
     return _DTYPES[name]
-
-
-def _tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    """None if the model has none: then stops can only be token ids."""
-    try:
-        return open_tokenizer(source)
-    except (OSError, ValueError, KeyError):
-        return None

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from types import SimpleNamespace
+
     from transformers import PretrainedConfig
+
+    ModelConfig: TypeAlias = PretrainedConfig | SimpleNamespace
+    """Of transformers, or the fields of a config.json that states everything (engine.model.config)."""
 
 Site = tuple[int, str]
 """A linear that an adapter can change: the layer and the projection's name. The LM head is HEAD."""
@@ -70,7 +74,7 @@ class ModelSpec:
 
 
 def read_spec(
-    config: PretrainedConfig | SimpleNamespace,
+    config: ModelConfig,
     name: str,
     linears: Mapping[Site, Linear],
     groups: Mapping[Site, tuple[Site, ...]],
@@ -119,7 +123,7 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(token) for token in value) if isinstance(value, list | tuple) else (int(value),)
 
 
-def _windows(config: PretrainedConfig | SimpleNamespace) -> tuple[int | None, ...]:
+def _windows(config: ModelConfig) -> tuple[int | None, ...]:
     count = int(config.num_hidden_layers)
     window = getattr(config, "sliding_window", None)
     if not window or not getattr(config, "use_sliding_window", True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hermes.engine.model.llama import FAMILIES
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from hermes.engine.spec import ModelConfig
 
 _COUNTS = (
     "hidden_size",
@@ -33,7 +33,7 @@ _STATED_BY_FAMILY = {"mistral": ("sliding_window",), "qwen3": ("head_dim",)}
 _UNUSUAL = ("auto_map", "partial_rotary_factor", "quantization_config")
 
 
-def read_config(source: str) -> PretrainedConfig | SimpleNamespace:
+def read_config(source: str) -> ModelConfig:
     """OSError, ValueError or KeyError of transformers: there is no configuration that it can read."""
     stated = read_stated_config(Path(source))
     if stated is not None:
@@ -41,7 +41,7 @@ def read_config(source: str) -> PretrainedConfig | SimpleNamespace:
     from transformers import AutoConfig
 
     hide_progress_bars()
-    config: PretrainedConfig = AutoConfig.from_pretrained(source)
+    config: ModelConfig = AutoConfig.from_pretrained(source)
     return config
 
 
@@ -62,7 +62,7 @@ def read_stated_config(folder: Path) -> SimpleNamespace | None:
 
 
 def hide_progress_bars() -> None:
-    """Those of transformers, in a log: there every change of a bar is a line."""
+    """Disables the progress bars of transformers in a log, where every change of a bar is a line."""
     if not sys.stderr.isatty():
         from transformers.utils import logging
 

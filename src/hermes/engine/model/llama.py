@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,7 @@ from hermes.engine.model.merge import merge_matrix
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from hermes.engine.spec import ModelConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -31,7 +30,7 @@ GROUPS = ("qkv", "o", "gate_up", "down")
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
-def unsupported_reason(config: PretrainedConfig | SimpleNamespace) -> str:
+def unsupported_reason(config: ModelConfig) -> str:
     """Why `LlamaBackbone` is not exact for this configuration; empty if it is."""
     if config.model_type not in FAMILIES:
         return f"its family is {config.model_type}, not one of {', '.join(FAMILIES)}"

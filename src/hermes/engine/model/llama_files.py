@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,7 @@ from hermes.engine.model.safetensors_reader import ALL, SafetensorsReader
 from hermes.engine.spec import HEAD, ModelSpec, read_spec
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from hermes.engine.spec import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def can_read(reader: SafetensorsReader, spec: ModelSpec) -> bool:
 
 def read_llama(
     reader: SafetensorsReader,
-    config: PretrainedConfig | SimpleNamespace,
+    config: ModelConfig,
     spec: ModelSpec,
     collect: Callable[[Iterator[LlamaLayer]], Sequence[LlamaLayer]] = tuple,
 ) -> LlamaBackbone:
@@ -103,7 +102,7 @@ def read_layer(reader: SafetensorsReader, spec: ModelSpec, index: int, cut: Laye
     )
 
 
-def spec_of_folder(folder: Path, name: str, config: PretrainedConfig | SimpleNamespace) -> ModelSpec:
+def spec_of_folder(folder: Path, name: str, config: ModelConfig) -> ModelSpec:
     """Many chat models have their end-of-turn token only in generation_config.json."""
     try:
         generation = json.loads((folder / "generation_config.json").read_text())

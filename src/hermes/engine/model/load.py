@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,7 +20,9 @@ from hermes.engine.spec import Quantization
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
+
+    from hermes.engine.spec import ModelConfig
 
 Kind = Literal["auto", "compact", "transformers"]
 
@@ -61,7 +62,7 @@ def load_backbone(
 
 def _read_files(
     source: str,
-    config: PretrainedConfig | SimpleNamespace,
+    config: ModelConfig,
     device: torch.device,
     dtype: torch.dtype,
     kind: Kind,
@@ -105,7 +106,7 @@ def wrap_model(
     return replace(backbone, spec=replace(backbone.spec, quantization=quantization))
 
 
-def _check_quantizable(config: PretrainedConfig | SimpleNamespace, name: str, kind: Kind) -> None:
+def _check_quantizable(config: ModelConfig, name: str, kind: Kind) -> None:
     """EngineUserError: the model has no form whose matrices can be quantised."""
     reason = "it runs through transformers" if kind == "transformers" else unsupported_reason(config)
     if not reason and getattr(config, "quantization_config", None):

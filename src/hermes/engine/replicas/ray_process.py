@@ -46,8 +46,8 @@ class RayPlaces:
     def auto_replicas(self, ranks: int) -> int:
         """One a GPU, or for every `ranks` GPUs of a node; in a cluster without GPUs one a node."""
         if self._total("GPU"):
-            return max(1, sum(self._rooms("GPU", ranks)))
-        return max(1, sum(room > 0 for room in self._rooms("CPU", ranks)))
+            return max(1, sum(self._node_capacities("GPU", ranks)))
+        return max(1, sum(capacity > 0 for capacity in self._node_capacities("CPU", ranks)))
 
     def place(self, options: EngineOptions, replicas: int) -> list[WorkerPlacement]:
         """UsageError: the nodes of the cluster have too few cores for the replicas, or too few GPUs for their
@@ -79,14 +79,14 @@ class RayPlaces:
     def _total(self, resource: str) -> float:
         return float(self.ray.cluster_resources().get(resource, 0.0))
 
-    def _rooms(self, resource: str, ranks: int) -> list[int]:
-        """For every node, how many replicas of so many ranks it holds."""
+    def _node_capacities(self, resource: str, ranks: int) -> list[int]:
+        """How many replicas of so many ranks each node holds."""
         alive = (node["Resources"] for node in self.ray.nodes() if node["Alive"])
         return [int(resources.get(resource, 0.0)) // ranks for resources in alive]
 
     def _check_room(self, resource: str, name: str, replicas: int, ranks: int) -> None:
         """UsageError: Ray would wait for a node that has enough of the resource."""
-        room = sum(self._rooms(resource, ranks))
+        room = sum(self._node_capacities(resource, ranks))
         if replicas <= room:
             return
         fix = f"use --replicas {room} or less, or add nodes to the cluster"

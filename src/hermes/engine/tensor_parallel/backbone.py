@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +39,7 @@ from hermes.engine.tensor_parallel.plan import Shard, local_spec, plan_shards
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from hermes.engine.spec import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +125,7 @@ class ShardedLlama:
 
 def load_shard(
     source: str,
-    config: PretrainedConfig | SimpleNamespace,
+    config: ModelConfig,
     rank: int,
     size: int,
     device: torch.device,

@@ -34,6 +34,14 @@ def open_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Pr
     return cast("PreTrainedTokenizerBase", opener.from_pretrained(str(source), **arguments))
 
 
+def open_tokenizer_if_any(source: str | Path) -> PreTrainedTokenizerBase | None:
+    """None if the model has none that transformers can open: then it is used by token ids alone."""
+    try:
+        return open_tokenizer(source)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _stated_class(folder: Path) -> str | None:
     """The class that a folder states, if `AutoTokenizer` would use it as it is."""
     model, tokenizer = _read_object(folder / "config.json"), _read_object(folder / "tokenizer_config.json")

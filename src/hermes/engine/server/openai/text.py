@@ -21,7 +21,7 @@ from hermes.errors import HermesError
 from hermes.models.base import ChatRequest
 from hermes.models.render.escape import Rendered
 from hermes.models.render.template import encode
-from hermes.models.tokens.tokenizer import open_tokenizer
+from hermes.models.tokens.tokenizer import open_tokenizer_if_any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ class Detokenizer:
     def __init__(self, engine: SamplingBackend, parser: str) -> None:
         self._engine = engine
         self._parser = parser
-        self._tokenizer = _load_tokenizer(engine.tokenizer_dir)
+        self._tokenizer = open_tokenizer_if_any(engine.tokenizer_dir)
 
     @property
     def has_tokenizer(self) -> bool:
@@ -191,13 +191,6 @@ class IncrementalDetokenizer:
             self._text += self._decoder.step(self._backend, token) or ""
         cut = self._stop.cut(self._text)
         return cut if cut != self._text else stable_prefix(self._text, self._stop.texts)
-
-
-def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    try:
-        return open_tokenizer(source)
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def is_single_prompt(prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]) -> bool:
