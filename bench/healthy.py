@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import random
+import secrets
 import subprocess
 import sys
 import time
@@ -106,6 +109,36 @@ CASES: dict[str, Case] = {
 }
 
 
+def draw_case(rng: random.Random, device: str) -> Case:
+    """A run of random shape: answer lengths, sizes, ages of rollouts, overlapping evaluations, arithmetic."""
+    longest = round(math.exp(rng.uniform(math.log(5), math.log(2000 if device == "cuda" else 60))))
+    group = rng.choice([2, 4, 8, 16] if device == "cuda" else [2, 4])
+    fields: dict[str, Any] = {
+        "max_token_length": longest,
+        "max_token_trainer_length": longest + 256,
+        "group_size": group,
+        "batch_size": group * rng.choice([1, 2, 4]),
+        "synchronous": rng.random() < 0.25,
+        "max_batches_offpolicy": rng.randint(1, 6),
+        "steps_per_eval": rng.choice([2, 5, 1000]),
+        "eval_handling": rng.choice(["STOP_TRAIN", "LIMIT_TRAIN", "NONE"]),
+        "learning_rate": 10 ** rng.uniform(-5, -3),
+        "lora_rank": rng.choice([4, 8, 16, 32, 64]),
+        "loss": rng.choice(["importance_sampling", "ppo", "cispo", "gspo"]),
+        "agent_temperature": rng.choice([0.7, 1.0, 1.0, 1.2]),
+    }
+    arithmetic = rng.choice(["float32", "bfloat16", "exact", "nf4", "int8"])
+    if arithmetic in ("float32", "bfloat16"):
+        fields["engine_dtype"] = arithmetic
+    elif arithmetic != "exact":
+        fields["engine_quantize"] = arithmetic
+    elif device == "cuda":
+        fields["engine_exact"] = True
+    models = [name for name, (_, _, width) in SHAPES.items() if device == "cuda" or width <= 64]
+    model = rng.choice(models)
+    return Case(model, model, rng.choice(["vowels", "brief"]), fields)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("model", type=Path, help="folder of the bundled model")
@@ -113,23 +146,31 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--cases", default=";".join(CASES), help="names from the table, with semicolons")
+    parser.add_argument("--draws", type=int, help="so many random cases instead of the table")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 30), help="of the draws")
     parser.add_argument("--folder", type=Path, default=Path("data/healthy"))
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     folder = options.folder.absolute()
+    cases = CASES
+    if options.draws:
+        print(f"seed {options.seed}", flush=True)
+        rng = random.Random(options.seed)
+        cases = {f"draw {number}": draw_case(rng, options.device) for number in range(options.draws)}
+        options.cases = ";".join(cases)
     names = options.cases.split(";")
     write_task(folder)
-    for name in {_model_name(CASES[name], options.device) for name in names} - {"bundled"}:
+    for name in {_model_name(cases[name], options.device) for name in names} - {"bundled"}:
         make_model(folder / "models" / name, options.model, *SHAPES[name])
     results: dict[str, Any] = {}
     began_s = time.monotonic()
 
     def run(name: str) -> None:
         try:
-            results[name] = run_case(name, CASES[name], folder, options)
+            results[name] = run_case(name, cases[name], folder, options)
         except RuntimeError as error:
             results[name] = {"alarms": [str(error)]}
-        report = {"device": options.device, "steps": options.steps, "runs": results}
+        report = {"device": options.device, "steps": options.steps, "seed": options.seed, "runs": results}
         options.output.write_text(json.dumps(report, indent=1) + "\n")
         print(f"[{time.monotonic() - began_s:5.0f} s] {name}: {json.dumps(results[name])}", flush=True)
 
@@ -156,7 +197,7 @@ def make_model(folder: Path, bundled: Path, family: str, layers: int, width: int
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(0)
-    tokenizer: Any = AutoTokenizer.from_pretrained(bundled)  # type: ignore[no-untyped-call]
+    tokenizer: Any = AutoTokenizer.from_pretrained(bundled)
     config = AutoConfig.for_model(
         family,
         hidden_size=width,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 
 import numpy as np
@@ -9,11 +10,16 @@ import torch
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.attention.kv_decode import SharedPrefix, decode_attend, slot_runs
+from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.adapter_table import AdapterRows, AdapterTable
+from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraSpans, LoraWeights
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
+from hermes.engine.sampling.device_rows import DeviceRows
 from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
-from hermes.engine.sampling.merged_weights import DeviceRows
+from hermes.engine.types import LoraConfig
 from tests.engine.attention_parts import check_blocks
+from tests.engine.naive import shake
 from tests.engine.tiny import tiny_model
 
 LENGTHS = np.array([3, 40, 17, 0, 62])
@@ -42,13 +48,100 @@ def hidden() -> None:
         alone = [SharedPrefix(0, 5, 0, 0)]
         runs = slot_runs(first, np.full(5, 64), alone, pools[0])
         attend = decode_attend(backbone.spec, pools[0], slot_starts + lengths, runs, LENGTHS)
-        want = backbone.hidden(tokens, lengths, attend, None)
+        table, spans = adapters(backbone)
+        rows = AdapterRows.for_spans(table, [(2, 2), (0, 1), (1, 2)])
+        want = backbone.hidden(tokens, lengths, attend, spans)
         for kernels._PROGRAMS, kernels._TILE, kernels._CHUNK in ((264, 16, 32), (4, 16, 16), (264, 64, 256)):
             attention = decode_attention(backbone.spec, pools[1], slot_starts, lengths, 64)
-            states = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, rope, attention)
+            states = fused_hidden(backbone, pools[1], tokens, slot_starts, lengths, rope, attention, rows)
             torch.testing.assert_close(states, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].keys, pools[0].keys, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(pools[1].values, pools[0].values, rtol=1e-4, atol=1e-4)
+
+
+def adapters(backbone: LlamaBackbone) -> tuple[AdapterTable, LoraSpans]:
+    """Two adapters of different ranks: rows 0 and 1 have the second one, row 2 has none."""
+    table = AdapterTable(backbone.spec.groups, torch.device("cpu"), 3)
+    weights = []
+    for slot, config in enumerate((LoraConfig(rank=4, seed=0), LoraConfig(rank=20, seed=1, train_mlp=False))):
+        adapter = Adapter(backbone.spec, config, torch.device("cpu"))
+        shake(adapter)
+        weights.append(adapter.freeze())
+        table.write(slot + 1, weights[-1].aligned())
+    return table, LoraSpans(((0, 2, weights[1]), (2, 3, None), (3, 5, weights[0])))
+
+
+def lora() -> None:
+    """Random spans, ranks, widths and dtypes: the plain formula, and the same bits beside other rows."""
+    from hermes.engine.kernels import lora as kernel
+
+    seed = secrets.randbelow(1 << 30)
+    print("seed", seed)
+    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    for kernel._CHUNK in (128, 1024):
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 2e-2)):
+            outputs = tuple(int(width) for width in rng.integers(1, 300, rng.integers(1, 4)))
+            inputs = int(rng.integers(1, 40)) * 8
+            groups = [random_group(rng, generator, inputs, outputs, dtype) for _ in range(4)]
+            spans = [(int(slot), int(rng.integers(1, 70))) for slot in rng.permutation(5)]
+            check_groups(groups, spans, outputs, dtype, tolerance, generator)
+
+
+def check_groups(
+    groups: list[LoraGroup],
+    spans: list[tuple[int, int]],
+    outputs: tuple[int, ...],
+    dtype: torch.dtype,
+    tolerance: float,
+    generator: torch.Generator,
+) -> None:
+    """Slot 0 is the base model; the others are the groups, in their order."""
+    from hermes.engine.kernels import lora as kernel
+
+    site = (0, "qkv")
+    table = AdapterTable((site,), torch.device("cpu"), len(groups) + 1)
+    for slot, group in enumerate(groups):
+        table.write(slot + 1, LoraWeights({site: group}).aligned())
+    count, inputs = sum(rows for _, rows in spans), groups[0].a.shape[1]
+    x = torch.randn(count, inputs, generator=generator).to(dtype)
+    base = torch.randn(count, sum(outputs), generator=generator)
+    bias = torch.randn(sum(outputs), generator=generator).to(dtype)
+
+    def computed(spans: list[tuple[int, int]], rows: slice) -> torch.Tensor:
+        lora = AdapterRows.for_spans(table, spans)
+        where = table.entries[:, 0], lora.tiles, lora.tile_rows
+        down = kernel.shrink(x[rows], *where, len(outputs) * table.rank)
+        out = torch.full_like(base[rows], torch.nan, dtype=dtype)
+        return kernel.expand(base[rows], down, bias, *where, outputs, out=out, dtype=dtype)
+
+    together, start = computed(spans, slice(0, count)), 0
+    for slot, number in spans:
+        rows = slice(start, start + number)
+        want = (base[rows] + bias.float()).to(dtype)
+        if slot:
+            want = torch.cat(groups[slot - 1].add(x[rows], torch.split(want, list(outputs), dim=1)), dim=1)
+        torch.testing.assert_close(together[rows], want, rtol=tolerance, atol=10 * tolerance)
+        assert torch.equal(computed([(slot, number)], rows), together[rows])
+        start += number
+
+
+def random_group(
+    rng: np.random.Generator,
+    generator: torch.Generator,
+    inputs: int,
+    outputs: tuple[int, ...],
+    dtype: torch.dtype,
+) -> LoraGroup:
+    """Some linears have no delta."""
+    ranks = [int(rng.integers(1, 50)) if rng.random() < 0.8 else 0 for _ in outputs]
+    a = torch.randn(sum(ranks), inputs, generator=generator) * inputs**-0.5
+    parts = tuple(
+        LoraPart(torch.randn(width, rank, generator=generator).to(dtype), float(rng.uniform(0.1, 3)))
+        if rank
+        else None
+        for width, rank in zip(outputs, ranks, strict=True)
+    )
+    return LoraGroup(a.to(dtype), parts)
 
 
 def blocks() -> None:
@@ -137,6 +230,7 @@ if __name__ == "__main__":
         "draw": draw,
         "invariant": invariant,
         "copy": copy,
+        "lora": lora,
         "dequantize": dequantize,
     }
     checks[sys.argv[1]]()

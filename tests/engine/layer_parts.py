@@ -14,11 +14,11 @@ from hermes.engine.attention.packed import DenseAttention, PackedAttention
 from hermes.engine.attention.packed_varlen import node_tree, shared_key_copies
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.adapter_table import AdapterRows
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.training import layer_plain
 from hermes.engine.training.manual_backward import LayerStack
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import Ints, LoraConfig
 
 from .naive import shake
@@ -85,15 +85,16 @@ def states_and_gradient(
     *,
     repeated: bool,
     given: tuple[LlamaBackbone, Adapter] | None = None,
+    kernels: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Of a fixed pull on the hidden states."""
+    """The states, and the gradient of a fixed pull on them. `kernels`: a GPU's kernels add the adapter."""
     backbone, adapter = given or made(family)
     attention: PackedAttention = (
         PlainVarlen(batch) if repeated else DenseAttention(batch, [None] * backbone.spec.layers, CPU)
     )
-    merged = MergedAdapter(backbone)
-    merged.load(adapter)
-    stack = LayerStack(merged, adapter, attention, ops)
+    rows = [(0, len(batch.tokens))]
+    lora = AdapterRows.for_spans(adapter.table(backbone.dtype), rows) if kernels else None
+    stack = LayerStack(backbone, adapter, attention, ops, lora)
     tokens, positions = torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions)
     states = stack.forward(tokens, positions, keep=True)
     pull = torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states.dtype)

@@ -18,7 +18,6 @@ from hermes.engine.training import passes
 from hermes.engine.training.forward_backward import forward_backward
 from hermes.engine.training.layer_weights import adapter_layout
 from hermes.engine.training.manual_backward import LayerStack
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.types import Datum, LoraConfig, Loss, TrainOutput
 
 from .layer_parts import CPU, PLAIN, PlainVarlen, made, states_and_gradient, texts
@@ -85,9 +84,7 @@ def test_a_forward_pass_alone_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     expect_same(monkeypatch, "llama", {}, forward_only=True)
     backbone, adapter = made("llama")
     (batch,) = pack(texts(), 10**5)
-    merged = MergedAdapter(backbone)
-    merged.load(adapter)
-    stack = LayerStack(merged, adapter, PlainVarlen(batch), PLAIN)
+    stack = LayerStack(backbone, adapter, PlainVarlen(batch), PLAIN)
     stack.forward(torch.as_tensor(batch.tokens), torch.as_tensor(batch.positions), keep=False)
     assert stack.activations == []
 

@@ -20,7 +20,6 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.model.quantized import Int8Matrix, Nf4Matrix, QuantizedLayers, nf4_levels, quantize
-from hermes.engine.sampling.merged_weights import MergedCopies
 from hermes.engine.spec import QUANTIZATIONS, Quantization
 from hermes.engine.training.forward_backward import forward_backward
 from hermes.engine.types import (
@@ -132,12 +131,6 @@ def test_gradients_are_those_of_autograd_on_the_dequantised_weights(
     assert torch.allclose(computed, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("kind", QUANTIZATIONS)
-def test_no_copy_with_a_merged_adapter_is_made(kind: Quantization) -> None:
-    backbone = quantized("llama", kind)
-    assert MergedCopies(backbone, 8, lambda: 1 << 40)._create() is None
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("shape", [(8, 128), (3, 50), (1, 1), (512, 4096)])
 def test_the_kernel_of_a_gpu_gives_the_numbers_of_a_cpu(shape: tuple[int, int]) -> None:
@@ -192,7 +185,6 @@ def test_sampler_and_trainer_agree_and_training_lowers_the_loss(engine: Engine, 
     ("changes", "words"),
     [
         ({"quantize": "nf3"}, "'nf3' is not a quantization of the engine"),
-        ({"quantize": "nf4", "exact": True}, "--exact and --quantize cannot be combined"),
         ({"quantize": "int8", "kind": "transformers"}, "it runs through transformers"),
     ],
 )

@@ -14,12 +14,9 @@ import pytest
 import torch
 
 from hermes.engine.memory import is_out_of_memory
-from hermes.engine.model.llama import LlamaBackbone
-from hermes.engine.model.load import wrap_model
-from hermes.engine.sampling.merged_weights import MergedCopies
 from hermes.engine.sampling.runner import TorchRunner
 from hermes.engine.types import EngineCapacityError
-from tests.engine.sampling_parts import Bench, policies, prompt
+from tests.engine.sampling_parts import Bench, prompt
 from tests.engine.tiny import tiny_model
 
 WIDE = 400_000
@@ -44,26 +41,6 @@ def no_large_pieces_of_memory() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_policy_that_cannot_be_merged_for_want_of_memory_goes_without_and_is_merged_later() -> None:
-    backbone = wrap_model(tiny_model(vocab_size=WIDE, tie_word_embeddings=True), "wide")
-    assert isinstance(backbone, LlamaBackbone)
-    bench = Bench()
-    bench.backbone = backbone
-    first, second = policies(bench, 2)
-    copies = MergedCopies(backbone, 8, lambda: 0)
-    copy = copies.merge(first, ())
-    assert copy is not None
-    with no_large_pieces_of_memory():
-        assert copies.merge(second, ()) is None
-    assert copies.get(first) is copies.get(second) is None, "half of the weights are the other's"
-    assert copies.merge(second, ()) is copy
-    assert second.weights is not None
-    merged = backbone.merged(second.weights)
-    assert torch.equal(copy.backbone.head_weight, merged.head_weight)
-    assert torch.equal(copy.backbone.layers[0].qkv, merged.layers[0].qkv)
 
 
 class ShortRunner(TorchRunner):

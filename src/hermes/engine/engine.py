@@ -285,7 +285,6 @@ class Engine:
             loss,
             forward_only=forward_only,
             budget_tokens=self._parts.train_tokens,
-            merged=self._parts.merged,
             pause=self._compute.pause_training,
             run=self._parts.run_pass,
         )

@@ -30,7 +30,6 @@ from hermes.engine.sampling.runner import ModelRunner
 from hermes.engine.sampling.scheduler import SamplingScheduler
 from hermes.engine.sampling.stops import StopParser
 from hermes.engine.spec import QUANTIZATIONS, ModelSpec, Quantization
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import RunPass, run_pass
 from hermes.engine.types import EngineCapacityError, EngineUserError
 from hermes.models.tokens.tokenizer import open_tokenizer_if_any
@@ -69,8 +68,6 @@ class EngineParts:
     limits: SamplerLimits
     train_tokens: int
     """Tokens computed in one training micro-batch."""
-    merged: MergedAdapter | None
-    """The merged weights of the adapter that trains; None where the training pass does not merge."""
     base_bytes: int
     run_pass: RunPass = run_pass
     followers: Followers | None = None
@@ -133,7 +130,6 @@ def _build_parts(
         stops=StopParser(partial(open_tokenizer_if_any, options.model), spec.eos_ids, spec.vocab),
         limits=SamplerLimits(spec.vocab, max_length, kv_tokens),
         train_tokens=_train_tokens(backbone, room, options.device_share),
-        merged=MergedAdapter(backbone) if isinstance(backbone, LlamaBackbone) else None,
         base_bytes=base_bytes,
         run_pass=_run_pass(followers),
         followers=followers,
@@ -143,11 +139,6 @@ def _build_parts(
 def _quantization(options: EngineOptions) -> Quantization | None:
     if options.quantize is None:
         return None
-    if options.exact:
-        raise EngineUserError(
-            "--exact and --quantize cannot be combined: exact sampling needs merged weights.",
-            "Leave one of them out.",
-        )
     quantization = next((kind for kind in QUANTIZATIONS if kind == options.quantize), None)
     if quantization is None:
         raise EngineUserError(

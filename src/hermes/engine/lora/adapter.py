@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hermes.engine.lora.adapter_table import AdapterTable
 from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.spec import HEAD, ModelSpec, Part, Site
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
@@ -52,6 +53,7 @@ class Adapter:
         self.square = torch.zeros_like(self.gradient)
         """Adam's second moment."""
         self.steps = 0
+        self._table: tuple[int, torch.dtype, AdapterTable] | None = None
 
     @property
     def version(self) -> int:
@@ -61,6 +63,15 @@ class Adapter:
     def weights(self, dtype: torch.dtype) -> LoraWeights:
         """The live parameters in the dtype of the forward pass; gradients flow back to `parameters`."""
         return assemble(self.spec, self.config, self.slices, self.parameters.to(dtype))
+
+    def table(self, dtype: torch.dtype) -> AdapterTable:
+        """The live parameters as the kernels of a GPU read them; made again after a write to them."""
+        if self._table is None or self._table[:2] != (self.version, dtype):
+            table = AdapterTable(self.spec.groups, self.gradient.device)
+            flat = self.parameters.detach().to(dtype)
+            table.write(0, assemble(self.spec, self.config, self.slices, flat).aligned())
+            self._table = (self.version, dtype, table)
+        return self._table[2]
 
     def live_weights(self) -> LoraWeights:
         """The parameters in fp32, detached; valid until the next step."""

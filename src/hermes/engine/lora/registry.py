@@ -80,6 +80,8 @@ class AdapterRegistry:
         """Adds a policy with weights that are not changed any more; returns its id."""
         on_device = weights.to(self._device)
         applied = on_device.cast(self._dtype)
+        if self._device.type == "cuda":
+            applied = applied.aligned()
         size = _bytes(on_device) + (_bytes(applied) if self._dtype != torch.float32 else 0)
         with self._lock:
             policy = Policy(f"policy-{next(self._numbers)}", on_device, applied)

@@ -17,6 +17,9 @@ from torch.nn import functional
 
 from hermes.engine.spec import Site
 
+RANK_MULTIPLE = 16
+"""Ranks that a GPU multiplies without a remainder."""
+
 
 class LoraDelta(Protocol):
     """The delta of one group of linears."""
@@ -89,6 +92,20 @@ class LoraWeights(LoraView):
     def to(self, device: torch.device) -> LoraWeights:
         return self._converted(lambda matrix: matrix.to(device))
 
+    def aligned(self) -> LoraWeights:
+        """The same weights as the kernels of a GPU read them.
+
+        Ranks are multiples of `RANK_MULTIPLE`, with zeros added, and addresses are multiples of 16 bytes.
+        """
+        return LoraWeights({site: _aligned_group(group) for site, group in self.groups.items()})
+
+    @property
+    def rank(self) -> int:
+        """The highest rank of a linear."""
+        return max(
+            (part.b.shape[1] for group in self.groups.values() for part in group.parts if part), default=0
+        )
+
     def _converted(self, convert: Callable[[Tensor], Tensor]) -> LoraWeights:
         return LoraWeights(
             {
@@ -126,6 +143,24 @@ class _SpanDelta:
             for start, end, delta in self.spans
         ]
         return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+
+
+def _aligned_group(group: LoraGroup) -> LoraGroup:
+    ranks = [part.b.shape[1] for part in group.parts if part]
+    if any(rank % RANK_MULTIPLE for rank in ranks):
+        stacked, parts = [], []
+        for rows, part in group.spans():
+            missing = -(rows.stop - rows.start) % RANK_MULTIPLE
+            stacked.append(functional.pad(group.a[rows], (0, 0, 0, missing)))
+            parts.append(part and LoraPart(functional.pad(part.b, (0, missing)), part.scale))
+        group = LoraGroup(torch.cat(stacked), tuple(parts))
+    return LoraGroup(
+        _aligned(group.a), tuple(part and LoraPart(_aligned(part.b), part.scale) for part in group.parts)
+    )
+
+
+def _aligned(matrix: Tensor) -> Tensor:
+    return matrix if matrix.is_contiguous() and matrix.data_ptr() % 16 == 0 else matrix.contiguous().clone()
 
 
 def merge_delta(base: Tensor, group: LoraGroup, outputs: tuple[int, ...]) -> Tensor:

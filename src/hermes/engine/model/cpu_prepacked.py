@@ -22,7 +22,7 @@ from hermes.engine.lora.weights import LoraView, LoraWeights
 from hermes.engine.memory import free_bytes
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone, LlamaLayer, merge_head, merge_layer
-from hermes.engine.model.products import head_logits
+from hermes.engine.model.products import wide_linear
 from hermes.engine.spec import Site
 
 _LAYOUT_ROWS = 16
@@ -153,7 +153,7 @@ def lm_head_linear(backbone: Backbone, hidden: Tensor) -> Tensor:
     """Logits [rows, vocab], in the backbone's dtype on a CPU."""
     if isinstance(backbone, PackedBackbone):
         return packed_linear(hidden, backbone.head_matrix(len(hidden)))
-    return head_logits(hidden, backbone.head_weight)
+    return wide_linear(hidden, backbone.head_weight)
 
 
 def packed_linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:

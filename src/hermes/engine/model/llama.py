@@ -17,8 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights
-from hermes.engine.model.merge import merge_matrix
+from hermes.engine.lora.weights import LoraDelta, LoraView, LoraWeights, merge_delta
 from hermes.engine.spec import HEAD, Linear, ModelSpec, Site, read_spec
 
 if TYPE_CHECKING:
@@ -301,4 +300,4 @@ def _merge(backbone: LlamaBackbone, base: Tensor, site: Site, weights: LoraWeigh
     group = weights.groups.get(site)
     if group is None:
         return base
-    return merge_matrix(base, group, backbone.outputs(site))
+    return merge_delta(base, group, backbone.outputs(site))

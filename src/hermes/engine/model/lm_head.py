@@ -14,18 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.lora.adapter_table import AdapterRows, AdapterTable
+from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.model.backbone import Backbone
-from hermes.engine.model.llama import LlamaBackbone, merge_head
-from hermes.engine.model.products import head_logits
+from hermes.engine.model.llama import LlamaBackbone
+from hermes.engine.model.products import lora_logits, wide_linear
 from hermes.engine.spec import HEAD
 
 _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 """Logits in memory at once."""
-
-_MERGED_DEVICES: tuple[str, ...] = ("cuda",)
-"""Devices where the sampler's LM head has the adapter merged in, so this one has it too. There, passes over
-the logits cost the most: B is appended to the merged matrix, and one product gives both gradients."""
 
 Derivative = Callable[[Tensor, slice], Tensor]
 """(logprobs of a chunk, its rows) to d loss / d logprobs, of the same shape."""
@@ -124,12 +121,14 @@ class _LmHead:
     """The LM head with its adapter, whose gradients are summed over chunks."""
 
     weight: Tensor
-    """Of the forward pass: with the adapter merged in, if `fused` is set."""
     a: Tensor | None
     b: Tensor | None
     scale: float
+    table: AdapterTable | None
+    """The adapter as the sampler's kernels read it; None where there are none."""
     fused: Tensor | None
-    """[vocab, hidden + rank]: the merged weight and b, concatenated; None where the adapter is not merged."""
+    """[vocab, hidden + rank]: the weight and b, so that one product gives both gradients. Only on a GPU,
+    where passes over the logits cost the most."""
     invariant: bool
     """Whether the logprobs have the bits of the sampler's."""
     a_grad: Tensor | None = None
@@ -141,26 +140,26 @@ class _LmHead:
         invariant = isinstance(backbone, LlamaBackbone) and backbone.batch_invariant
         group = lora.groups.get(HEAD) if lora else None
         if lora is None or group is None:
-            return cls(weight, None, None, 1.0, None, invariant)
+            return cls(weight, None, None, 1.0, None, None, invariant)
         (part,) = group.parts
         assert part is not None
         a, b = (matrix.detach().to(weight.dtype) for matrix in (group.a, part.b))
-        if not isinstance(backbone, LlamaBackbone) or backbone.is_quantized:
-            return cls(weight, a, b, part.scale, None, invariant)
-        if weight.device.type not in _MERGED_DEVICES:
-            return cls(weight, a, b, part.scale, None, invariant)
-        fused = torch.cat((merge_head(backbone, lora), b), dim=1)
-        return cls(fused[:, : weight.shape[1]], a, b, part.scale, fused, invariant)
+        if not isinstance(backbone, LlamaBackbone) or not weight.is_cuda:
+            return cls(weight, a, b, part.scale, None, None, invariant)
+        table = AdapterTable((HEAD,), weight.device)
+        table.write(0, LoraWeights({HEAD: LoraGroup(a, (LoraPart(b, part.scale),))}).aligned())
+        return cls(weight, a, b, part.scale, table, torch.cat((weight, b), dim=1), invariant)
 
     def logits(self, states: Tensor) -> tuple[Tensor, Tensor | None]:
         """The logits, and states · Aᵀ, scaled."""
         if self.a is None or self.b is None:
-            return head_logits(states, self.weight, invariant=self.invariant), None
+            return wide_linear(states, self.weight, invariant=self.invariant), None
         lora_down = functional.linear(states, self.a).mul_(self.scale)
-        logits = head_logits(states, self.weight, invariant=self.invariant)
-        if self.fused is None:
-            logits = logits.addmm_(lora_down.to(logits.dtype), self.b.to(logits.dtype).t())
-        return logits, lora_down
+        if self.table is not None:
+            lora = AdapterRows.for_spans(self.table, [(0, len(states))])
+            return lora_logits(states, self.weight, lora, HEAD, invariant=self.invariant), lora_down
+        logits = wide_linear(states, self.weight, invariant=self.invariant)
+        return logits.addmm_(lora_down.to(logits.dtype), self.b.to(logits.dtype).t()), lora_down
 
     def logprobs(self, logits: Tensor, columns: Tensor) -> Tensor:
         """[T, K] in fp32."""
@@ -201,7 +200,7 @@ class _LmHead:
         self.b_grad -= weights.t() @ (everywhere * lora_down)
         target_grads = upstream[..., None] * lora_down.float()[:, None]
         add_rows(self.b_grad, columns.flatten(), target_grads.flatten(0, 1))
-        return grad if self.fused is not None else torch.addmm(grad, down_grad, self.a, alpha=self.scale)
+        return torch.addmm(grad, down_grad, self.a, alpha=self.scale)
 
 
 def _weighted_rows(weights: Tensor, rows: Tensor) -> Tensor:

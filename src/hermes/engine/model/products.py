@@ -1,4 +1,8 @@
-"""The matrix products of a forward pass: torch's own, or batch-invariant ones (`kernels.invariant`)."""
+"""The matrix products of a forward pass: torch's own, or batch-invariant ones (`kernels.invariant`).
+
+On a GPU sampling and training must round alike. torch's products (cuBLAS) do in most sizes; in the others,
+and in all of them with `invariant`, the batch-invariant one is used.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,91 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hermes.engine.lora.adapter_table import AdapterRows
+from hermes.engine.spec import Site
+
+_FEW_ROWS, _LONG_SUM, _TILE, _MULTIPROCESSORS = 64, 2048, 128, 132
+"""Where the results of cuBLAS depend on the number of rows: for few rows it has other kernels, and where its
+tiles are fewer than the multiprocessors of an H200 it divides long sums among several programs."""
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
-    if not invariant:
+    if not (invariant or _depends_on_rows(x, weight)):
         return functional.linear(x, weight, bias)
     from hermes.engine.kernels import invariant as kernel
 
     return kernel.linear(x, weight, bias)
 
 
-def head_logits(states: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
-    """Logits [T, vocab] of final hidden states, in fp32 on a GPU, else in the dtype of the states.
+def wide_linear(x: Tensor, weight: Tensor, *, invariant: bool = False) -> Tensor:
+    """x · weightᵀ in fp32 on a GPU, else in the dtype of x.
 
-    Near 27 two bf16 numbers are 0.125 apart: rounded logits would move a logprob by more than everything
-    before them.
+    Logits need it: near 27 two bf16 numbers are 0.125 apart, so rounded logits would move a logprob by more
+    than everything before them.
     """
-    if invariant:
+    if invariant or _depends_on_rows(x, weight):
         from hermes.engine.kernels import invariant as kernel
 
-        return kernel.linear(states, weight, dtype=torch.float32)
-    if states.is_cuda and states.dtype != torch.float32:
-        return torch.mm(states, weight.t(), out_dtype=torch.float32)
-    return functional.linear(states, weight)
+        return kernel.linear(x, weight, dtype=torch.float32)
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return functional.linear(x, weight)
+
+
+def _depends_on_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether a decode step would round otherwise than a training pass if both used cuBLAS."""
+    if not x.is_cuda or x.dtype == torch.float32:
+        return False
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tiles = -(-rows // _TILE) * -(-outputs // _TILE)
+    return rows < _FEW_ROWS or (inputs > _LONG_SUM and tiles < _MULTIPROCESSORS)
+
+
+def lora_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora: AdapterRows,
+    site: Site,
+    outputs: tuple[int, ...],
+    *,
+    invariant: bool = False,
+) -> Tensor:
+    """The stacked linears of a group with each row's adapter, on a GPU.
+
+    Base product and delta are summed in fp32 and rounded once, so a delta that is smaller than the rounding
+    of the base product is not lost. Without a delta the result has the bits of `linear`.
+    """
+    out = torch.empty(len(x), sum(outputs), device=x.device, dtype=x.dtype)
+    return _add_deltas(x, weight, bias, lora, site, outputs, invariant, out)
+
+
+def lora_logits(
+    states: Tensor, weight: Tensor, lora: AdapterRows, site: Site, *, invariant: bool = False
+) -> Tensor:
+    """Logits [T, vocab] in fp32 of the LM head with each row's adapter, on a GPU."""
+    return _add_deltas(states, weight, None, lora, site, (weight.shape[0],), invariant, None)
+
+
+def _add_deltas(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lora: AdapterRows,
+    site: Site,
+    outputs: tuple[int, ...],
+    invariant: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """In fp32, unless `out` has another dtype."""
+    from hermes.engine.kernels import lora as kernel
+
+    entries = lora.table.entries[:, lora.table.sites[site]]
+    with lora.beside():
+        down = kernel.shrink(x, entries, lora.tiles, lora.tile_rows, len(outputs) * lora.table.rank)
+    total = wide_linear(x, weight, invariant=invariant)
+    lora.join()
+    out = total if out is None else out
+    return kernel.expand(
+        total, down, bias, entries, lora.tiles, lora.tile_rows, outputs, out=out, dtype=x.dtype
+    )

@@ -1,14 +1,12 @@
 """The Llama backbone in few kernels, over the pool of keys and values: what sampling on a GPU runs.
 
-Computes what `LlamaBackbone.hidden` computes with an `Attend` over the pool, without adapters: those are
-merged into the weights beforehand. Nothing here synchronises with the device, so a step can be captured in a
-CUDA graph.
+Computes what `LlamaBackbone.hidden` computes with an `Attend` over the pool. Nothing here synchronises with
+the device, so a step can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -19,10 +17,11 @@ from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.attention.query_blocks import query_blocks
 from hermes.engine.kernels import decode, rowwise
 from hermes.engine.kernels.attention import attend_blocks, attend_rows
+from hermes.engine.lora.adapter_table import AdapterRows
 from hermes.engine.model import products
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.sampling.runner import PrefillChunk
-from hermes.engine.spec import ModelSpec
+from hermes.engine.spec import ModelSpec, Site
 
 PoolAttention = Callable[[int, Tensor], Tensor]
 """(layer, rotated queries [T, heads, D]) to their attention output over the pool, [T, heads, D]."""
@@ -36,23 +35,34 @@ def fused_hidden(
     positions: Tensor,
     rope: tuple[Tensor, Tensor],
     attention: PoolAttention,
+    lora: AdapterRows | None,
 ) -> Tensor:
     """[T, hidden] of `tokens` [T], whose keys and values are stored at `positions` of the slots.
 
-    `rope` has the cosines and sines of every position, [positions, head_dim / 2].
+    `rope` has the cosines and sines of every position, [positions, head_dim / 2]. `lora` is None if no row
+    has an adapter.
     """
-    spec, linear = backbone.spec, partial(products.linear, invariant=backbone.batch_invariant)
+    spec, invariant = backbone.spec, backbone.batch_invariant
+
+    def linear(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if lora is None:
+            return products.linear(x, weight, bias, invariant=invariant)
+        outputs = backbone.outputs(site)
+        return products.lora_linear(x, weight, bias, lora, site, outputs, invariant=invariant)
+
     x = embedding(tokens, backbone.embed)
     delta: Tensor | None = None
     for index, layer in enumerate(backbone.layers):
         x, normed = rowwise.add_norm(x, delta, layer.input_norm, spec.eps, in_place=True)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = linear((index, "qkv"), normed, layer.qkv, layer.qkv_bias)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         keys, values = pool.keys[index], pool.values[index]
         q = decode.rotate_and_cache(qkv, keys, values, slot_starts, positions, rope, norms, spec.eps)
-        delta = linear(attention(index, q).view(len(tokens), -1), layer.o, layer.o_bias)
+        attn_out = attention(index, q).view(len(tokens), -1)
+        delta = linear((index, "o"), attn_out, layer.o, layer.o_bias)
         x, normed = rowwise.add_norm(x, delta, layer.post_norm, spec.eps, in_place=True)
-        delta = linear(rowwise.silu_and_mul(linear(normed, layer.gate_up)), layer.down)
+        act = rowwise.silu_and_mul(linear((index, "gate_up"), normed, layer.gate_up))
+        delta = linear((index, "down"), act, layer.down)
     return rowwise.add_norm(x, delta, backbone.norm, spec.eps, in_place=True)[1]
 
 

@@ -1,12 +1,11 @@
 """The runner for a CUDA device: a decode step is one CUDA graph, and the host is a step ahead of it.
 
-Between two `load`s everything a step reads and writes stays on the device: tokens, lengths, seeds. The step
-for a number of rows is captured once and replayed; rows are padded to the next captured number, and padding
-rows write to an index of the pool that no sequence uses. The rows of each policy run on weights with its
-adapter merged in (merged_weights.py), one graph after the other. If some row uses top-k, top-p or
-alternatives, the graphs end with the logits and all rows are sampled outside of them. Batches of more
-policies than there are merged copies run without a graph. Sampled tokens reach the host by an asynchronous
-copy.
+Between two `load`s everything a step reads and writes stays on the device: tokens, lengths, seeds, and which
+adapter each row has (`lora.adapter_table`). The step for a number of rows is captured once and replayed,
+whatever policies the rows have; rows are padded to the next captured number, and padding rows write to an
+index of the pool that no sequence uses. If some row uses top-k, top-p or alternatives, the graph ends with
+the logits and the rows are sampled outside of it. Models that run through transformers have no graph. Sampled
+tokens reach the host by an asynchronous copy.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +24,13 @@ from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.kernels.attention import MAX_HEADS_PER_KV, attend_rows
 from hermes.engine.kernels.decode import copy_slots
 from hermes.engine.kernels.sample import sample_rows
+from hermes.engine.lora.adapter_table import DECODE_TILE_ROWS, AdapterRows, PolicySlots, row_tiles
 from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraView
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
-from hermes.engine.model.products import head_logits
+from hermes.engine.model.products import lora_logits, wide_linear
 from hermes.engine.sampling.cuda_fused import PrefillAttention, decode_attention, fused_hidden
-from hermes.engine.sampling.merged_weights import MAX_COPIES, DeviceRows, MergedCopies, MergedCopy
+from hermes.engine.sampling.device_rows import DeviceRows
 from hermes.engine.sampling.runner import (
     DecodeBatch,
     PrefillChunk,
@@ -41,10 +39,11 @@ from hermes.engine.sampling.runner import (
     SampleReady,
     SamplingMetadata,
     TorchRunner,
+    combine_policies,
     sample_logits,
 )
-from hermes.engine.spec import ModelSpec
-from hermes.engine.types import EngineCapacityError, EngineUserError, Ints
+from hermes.engine.spec import HEAD, ModelSpec
+from hermes.engine.types import EngineUserError, Ints
 
 T = TypeVar("T")
 
@@ -53,6 +52,14 @@ _GRAPH_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768
 
 PADDING_KV_TOKENS = 1
 """Indices at the end of the pool that only padding rows write to."""
+
+
+class _GraphKey(NamedTuple):
+    rows: int
+    tiles: int
+    """Tiles of rows with one adapter; 0 if no row has an adapter."""
+    rank: int
+    """The rank of the buffers between the two products of an adapter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,75 +83,61 @@ class CudaRunner(TorchRunner):
     ) -> None:
         super().__init__(backbone, pool, spec)
         _check_heads(backbone.spec)
-        self._max_rows = _padded_rows(max_batch)
-        self._state = DeviceRows.empty(self._max_rows, backbone.device)
-        """For batches that run without a graph."""
+        max_rows = _padded_rows(max_batch)
+        device = backbone.device
+        self._llama = backbone if isinstance(backbone, LlamaBackbone) else None
+        """The backbone, where its steps are captured."""
+        self._invariant = self._llama is not None and self._llama.batch_invariant
+        self._state = DeviceRows.empty(max_rows, device)
+        self._slots = PolicySlots(backbone.spec, device, 2 * max_rows)
+        """For every running row a policy of its own, and as many in prefill."""
+        self._tiles = torch.zeros(_padded_tiles(max_rows), 3, dtype=torch.int32, device=device)
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._lora: AdapterRows | None = None
+        """The adapters of the running batch; None if it has only rows of the base model."""
         self._padding_index = pool.keys.shape[1] - PADDING_KV_TOKENS
         self._graph_pool = torch.cuda.graph_pool_handle()
-        self._copies = self._make_copies()
-        self._invariant = isinstance(backbone, LlamaBackbone) and backbone.batch_invariant
+        self._graphs: dict[_GraphKey, torch.cuda.CUDAGraph] = {}
+        """Decode steps."""
+        self._logit_graphs: dict[_GraphKey, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """Decode steps up to their logits [rows, vocab], which are the tensor."""
         # A row that has ended may run on for the steps that are in flight.
         self._longest = min(backbone.spec.max_length, pool.keys.shape[1]) + self.depth + 1
         """Tokens that a row may have."""
         self._rope = self._rope_table()
-        self._parts: tuple[tuple[MergedCopy, int], ...] = ()
-        """The merged copies of the running batch with their numbers of rows; empty if it has no graph."""
         self._rows = 0
-        self._host_buffers = [_pinned(self._max_rows) for _ in range(self.depth + 2)]
+        self._host_buffers = [_pinned(max_rows) for _ in range(self.depth + 2)]
         self._next_buffer = 0
-
-    def _make_copies(self) -> MergedCopies | None:
-        base = self._base
-        if not isinstance(base, LlamaBackbone):
-            return None
-        limit = self._max_rows if base.batch_invariant else MAX_COPIES  # exact: no policy runs unmerged
-        return MergedCopies(base, self._max_rows, lambda: torch.cuda.mem_get_info(base.device)[0], limit)
 
     @torch.inference_mode()
     def _rope_table(self) -> tuple[Tensor, Tensor]:
         """Cosines and sines of every position, [positions, head_dim / 2], rounded as in training."""
-        base = self._base
-        if not isinstance(base, LlamaBackbone):
+        if self._llama is None:
             return torch.empty(0), torch.empty(0)
-        cos, sin = base.rotary(torch.arange(self._longest, device=base.device))
+        cos, sin = self._llama.rotary(torch.arange(self._longest, device=self._llama.device))
         return cos[:, 0].contiguous(), sin[:, 0].contiguous()
 
     def merge(self, policy: Policy) -> None:
-        self._merged_copy(policy)
+        """Nothing is merged: a policy has the same arithmetic alone, among others and in training."""
 
     def unmerge(self, policy: Policy) -> None:
         super().unmerge(policy)
-        if self._copies is not None:
-            self._copies.drop(policy)
+        self._slots.drop(policy)
 
-    def _merged_copy(self, policy: Policy) -> MergedCopy | None:
-        """The model with the policy's adapter merged in; None if there is no memory for one more copy."""
-        if self._copies is None:
+    def _policy_spans(self, policies: Sequence[tuple[Policy, int]]) -> list[tuple[int, int]]:
+        """The slot and the number of rows of each policy."""
+        running = {policy for policy, _ in policies}
+        if self._batch is not None:
+            running |= {policy for policy, _ in self._batch.sampling.policies}
+        return [(self._slots.slot(policy, running), rows) for policy, rows in policies]
+
+    def _adapters(self, policies: Sequence[tuple[Policy, int]]) -> AdapterRows | None:
+        if all(policy.applied is None for policy, _ in policies):
             return None
-        policies = () if self._batch is None else self._batch.sampling.policies
-        copy = self._copies.merge(policy, [running for running, _ in policies])
-        if copy is None and self._invariant:
-            raise EngineCapacityError(
-                "There is no memory for another copy of the model with an adapter merged in, and --exact "
-                "samples from merged weights only.",
-                "Sample from fewer policies at once, use less --kv-gib, or start the engine without --exact.",
-            )
-        return copy
-
-    def _weights(self, policies: Sequence[tuple[Policy, int]]) -> tuple[Backbone, LoraView | None]:
-        if self._copies is not None and len(policies) == 1:
-            copy = self._copies.get(policies[0][0])
-            if copy is not None:
-                return copy.backbone, None
-        return super()._weights(policies)
+        return AdapterRows.for_spans(self._slots.table, self._policy_spans(policies))
 
     def _prefill_hidden(self, chunks: Sequence[PrefillChunk]) -> Tensor:
-        hidden = [self._policy_hidden(policy, list(group)) for policy, group in groupby(chunks, _policy)]
-        return hidden[0] if len(hidden) == 1 else torch.cat(hidden)
-
-    def _policy_hidden(self, policy: Policy, chunks: Sequence[PrefillChunk]) -> Tensor:
-        copy = self._merged_copy(policy)
-        if copy is None or self._pool.keys.dtype == torch.float32:
+        if self._llama is None or self._pool.keys.dtype == torch.float32:
             return super()._prefill_hidden(chunks)
         lengths = [len(chunk.tokens) for chunk in chunks]
         columns = (
@@ -153,8 +146,11 @@ class CudaRunner(TorchRunner):
             np.concatenate([np.arange(len(chunk.tokens)) + chunk.offset for chunk in chunks]),
         )
         tokens, slot_starts, positions = (self._tensor(column) for column in columns)
-        attention = PrefillAttention(copy.backbone.spec, self._pool, chunks).from_pool
-        return fused_hidden(copy.backbone, self._pool, tokens, slot_starts, positions, self._rope, attention)
+        attention = PrefillAttention(self._llama.spec, self._pool, chunks).from_pool
+        lora = self._adapters(combine_policies((chunk.policy, len(chunk.tokens)) for chunk in chunks))
+        return fused_hidden(
+            self._llama, self._pool, tokens, slot_starts, positions, self._rope, attention, lora
+        )
 
     @torch.inference_mode()
     def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleReady:
@@ -169,45 +165,31 @@ class CudaRunner(TorchRunner):
         return SampleReady(rows.sampled_tokens, rows.sampled_logprobs, None)
 
     def _logits(self, policies: Sequence[tuple[Policy, int]], hidden: Tensor) -> Tensor:
-        if self._copies is None:
+        if self._llama is None:
             return super()._logits(policies, hidden)
-        logits, start = [], 0
-        for policy, rows in policies:
-            copy = self._merged_copy(policy)
-            if copy is None:
-                return super()._logits(policies, hidden)
-            states = hidden[start : start + rows]
-            logits.append(head_logits(states, copy.backbone.head_weight, invariant=self._invariant))
-            start += rows
-        return torch.cat(logits)
+        return self._head_logits(self._llama, hidden, self._adapters(policies))
+
+    def _head_logits(self, backbone: LlamaBackbone, hidden: Tensor, lora: AdapterRows | None) -> Tensor:
+        if lora is None:
+            return wide_linear(hidden, backbone.head_weight, invariant=self._invariant)
+        return lora_logits(hidden, backbone.head_weight, lora, HEAD, invariant=self._invariant)
 
     @torch.inference_mode()
     def load(self, batch: DecodeBatch) -> None:
         self._batch = batch
         self._rows = len(batch.tokens)
-        self._parts = self._policy_copies(batch.sampling)
-        start = 0
-        for copy, rows in self._parts:
-            self._load_rows(copy.state, batch, slice(start, start + rows))
-            start += rows
-        if not self._parts:
-            self._load_rows(self._state, batch, slice(0, self._rows))
-        if not self._parts or not _kernel_samples(batch.sampling):
+        padding = _padded_rows(self._rows) - self._rows
+        self._load_rows(batch, padding)
+        self._lora = self._load_adapters(batch.sampling.policies, padding)
+        if self._llama is None or not _kernel_samples(batch.sampling):
             self._sampling_state = self._sampling_tensors(batch.sampling)
 
-    def _policy_copies(self, sampling: SamplingMetadata) -> tuple[tuple[MergedCopy, int], ...]:
-        """Each policy's merged copy with its rows; empty if a policy has none."""
-        copies = [(self._merged_copy(policy), rows) for policy, rows in sampling.policies]
-        parts = tuple((copy, rows) for copy, rows in copies if copy is not None)
-        return parts if len(parts) == len(copies) else ()
-
-    def _load_rows(self, state: DeviceRows, batch: DecodeBatch, rows: slice) -> None:
-        """Loads rows of the batch, and padding up to a number of rows that a graph is captured for."""
-        sampling, count = batch.sampling, rows.stop - rows.start
-        padding = _padded_rows(count) - count
+    def _load_rows(self, batch: DecodeBatch, padding: int) -> None:
+        """Loads the batch, and padding up to a number of rows that a graph is captured for."""
+        sampling, count = batch.sampling, self._rows
 
         def column(values: Ints, pad: int) -> Ints:
-            return np.pad(values[rows], (0, padding), constant_values=pad)
+            return np.pad(values, (0, padding), constant_values=pad)
 
         packed = np.stack(
             [  # in the order of the fields of DeviceRows
@@ -219,30 +201,45 @@ class CudaRunner(TorchRunner):
                 np.pad(np.ones(count, np.int64), (0, padding)),
             ]
         )
-        state.packed[:, : count + padding].copy_(torch.from_numpy(packed))
-        state.temperature[:count].copy_(torch.from_numpy(sampling.temperature[rows]))
+        self._state.packed[:, : count + padding].copy_(torch.from_numpy(packed))
+        self._state.temperature[:count].copy_(torch.from_numpy(sampling.temperature))
+
+    def _load_adapters(self, policies: Sequence[tuple[Policy, int]], padding: int) -> AdapterRows | None:
+        """Tiles of the running rows, at the address that graphs read; padding rows are the base model's."""
+        if self._llama is None or all(policy.applied is None for policy, _ in policies):
+            return None
+        tiles = row_tiles([*self._policy_spans(policies), (0, padding)], DECODE_TILE_ROWS)
+        count = _padded_tiles(len(tiles))
+        padded = np.pad(tiles, ((0, count - len(tiles)), (0, 0)))
+        self._tiles[:count].copy_(torch.from_numpy(padded))
+        return AdapterRows(self._slots.table, self._tiles[:count], DECODE_TILE_ROWS, self._side)
 
     @torch.inference_mode()
     def step(self) -> SampleFuture:
         assert self._batch is not None
         sampling = self._batch.sampling
-        if not self._parts:
+        if self._llama is None:
             return self._eager_step(sampling)
         if not _kernel_samples(sampling):
             return self._logits_step(sampling)
-        for copy, rows in self._parts:
-            padded = _padded_rows(rows)
-            if padded not in copy.graphs:
-                copy.graphs[padded] = self._capture_step(copy, padded)
-            copy.graphs[padded].replay()
+        key = self._graph_key()
+        if key not in self._graphs:
+            self._graphs[key] = self._capture_step(self._llama, key.rows)
+        self._graphs[key].replay()
         return self._copy_to_host()
 
-    def _capture_step(self, copy: MergedCopy, rows: int) -> torch.cuda.CUDAGraph:
+    def _graph_key(self) -> _GraphKey:
+        rows = _padded_rows(self._rows)
+        if self._lora is None:
+            return _GraphKey(rows, 0, 0)
+        return _GraphKey(rows, len(self._lora.tiles), self._lora.table.rank)
+
+    def _capture_step(self, backbone: LlamaBackbone, rows: int) -> torch.cuda.CUDAGraph:
         """The graph of a whole step. Capturing runs the step once, so the state is restored afterwards."""
-        state = copy.state
+        state = self._state
         changed = (state.packed, state.sampled_tokens, state.sampled_logprobs)
         saved = [tensor.clone() for tensor in changed]
-        graph, _ = self._capture(lambda: self._run_step(copy, rows))
+        graph, _ = self._capture(lambda: sample_into(state.first(rows), self._next_logits(backbone, rows)))
         for tensor, values in zip(changed, saved, strict=True):
             tensor.copy_(values)
         return graph
@@ -256,35 +253,30 @@ class CudaRunner(TorchRunner):
             output = work()
         return graph, output
 
-    def _run_step(self, copy: MergedCopy, rows: int) -> None:
-        """One step of the first `rows`, which reads and writes only the state on the device."""
-        sample_into(copy.state.first(rows), self._next_logits(copy, rows))
-
-    def _next_logits(self, copy: MergedCopy, rows: int) -> Tensor:
-        backbone, state = copy.backbone, copy.state.first(rows)
+    def _next_logits(self, backbone: LlamaBackbone, rows: int) -> Tensor:
+        """The logits of the first `rows`, which reads and writes only what lies on the device."""
+        state = self._state.first(rows)
         slot_starts, lengths = state.slot_starts, state.lengths
         attention = decode_attention(backbone.spec, self._pool, slot_starts, lengths, self._longest)
-        hidden = fused_hidden(backbone, self._pool, state.tokens, slot_starts, lengths, self._rope, attention)
-        return head_logits(hidden, backbone.head_weight, invariant=self._invariant)
+        hidden = fused_hidden(
+            backbone, self._pool, state.tokens, slot_starts, lengths, self._rope, attention, self._lora
+        )
+        return self._head_logits(backbone, hidden, self._lora)
 
     def _logits_step(self, sampling: SamplingMetadata) -> SampleReady:
-        """A step whose graphs end with the logits."""
-        logits = []
-        for copy, rows in self._parts:
-            padded = _padded_rows(rows)
-            if padded not in copy.logits:
-                copy.logits[padded] = self._capture(partial(self._next_logits, copy, padded))
-            graph, output = copy.logits[padded]
-            graph.replay()
-            # A copy, because the next graph may use the same memory.
-            logits.append(output[:rows].to(torch.float32, copy=True))
-        sampled = sample_logits(torch.cat(logits), sampling.topk, self._sampling_state)
+        """A step whose graph ends with the logits."""
+        assert self._llama is not None
+        key, state = self._graph_key(), self._state.first(self._rows)
+        if key not in self._logit_graphs:
+            self._logit_graphs[key] = self._capture(partial(self._next_logits, self._llama, key.rows))
+        graph, logits = self._logit_graphs[key]
+        graph.replay()
+        # A copy, because sampling overwrites the logits.
+        rows = logits[: self._rows].to(torch.float32, copy=True)
+        sampled = sample_logits(rows, sampling.topk, self._sampling_state)
         self._sampling_state.counts.add_(1)
-        start = 0
-        for copy, rows in self._parts:
-            copy.state.tokens[:rows] = sampled.tokens[start : start + rows]
-            copy.state.lengths[:rows] += 1
-            start += rows
+        state.tokens.copy_(sampled.tokens)
+        state.lengths.add_(1)
         return sampled
 
     def _eager_step(self, sampling: SamplingMetadata) -> SampleReady:
@@ -297,8 +289,8 @@ class CudaRunner(TorchRunner):
 
     @torch.inference_mode()
     def decode_hidden(self) -> Tensor:
-        """Of a batch that has no merged copies."""
-        assert self._batch is not None and not self._parts
+        """The final hidden states of a step without a graph."""
+        assert self._batch is not None
         state = self._state.first(self._rows)
         backbone, lora = self._weights(self._batch.sampling.policies)
         attend = self._decode_attend(state.slot_starts, state.lengths)
@@ -327,12 +319,8 @@ class CudaRunner(TorchRunner):
     def _copy_to_host(self) -> _AsyncSample:
         tokens, logprobs = self._host_buffers[self._next_buffer]
         self._next_buffer = (self._next_buffer + 1) % len(self._host_buffers)
-        start = 0
-        for copy, rows in self._parts:
-            part = slice(start, start + rows)
-            tokens[part].copy_(copy.state.sampled_tokens[:rows], non_blocking=True)
-            logprobs[part].copy_(copy.state.sampled_logprobs[:rows], non_blocking=True)
-            start += rows
+        tokens[: self._rows].copy_(self._state.sampled_tokens[: self._rows], non_blocking=True)
+        logprobs[: self._rows].copy_(self._state.sampled_logprobs[: self._rows], non_blocking=True)
         copied = torch.cuda.current_stream().record_event()
         return _AsyncSample(tokens[: self._rows], logprobs[: self._rows], copied)
 
@@ -373,13 +361,14 @@ def _kernel_samples(sampling: SamplingMetadata) -> bool:
     return not sampling.topk and not sampling.filtered
 
 
-def _policy(chunk: PrefillChunk) -> Policy:
-    return chunk.policy
-
-
 def _padded_rows(rows: int) -> int:
     """The next number of rows that a graph is captured for."""
     return next((size for size in _GRAPH_ROWS if size >= rows), -(-rows // 256) * 256)
+
+
+def _padded_tiles(tiles: int) -> int:
+    """The next power of two: a tile without rows costs next to nothing, a graph for every number would."""
+    return 1 << (tiles - 1).bit_length()
 
 
 def _pinned(rows: int) -> tuple[Tensor, Tensor]:

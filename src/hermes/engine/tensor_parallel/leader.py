@@ -24,7 +24,6 @@ from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, SampleFutur
 from hermes.engine.tensor_parallel.backbone import ShardedLlama
 from hermes.engine.tensor_parallel.collectives import broadcast, sum_in_place
 from hermes.engine.tensor_parallel.followers import Followers
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import TrainingPass, run_pass
 from hermes.engine.types import Floats
 
@@ -86,10 +85,9 @@ class LeaderPasses:
         *,
         train: bool,
         checkpoint: bool = False,
-        merged: MergedAdapter | None = None,
         pause: Callable[[], None] | None = None,
     ) -> TrainingPass:
-        """As `passes.run_pass`, without merged weights and without pauses."""
+        """As `passes.run_pass`, without pauses."""
         parameters = self._changed_parameters(adapter)
         with self._followers.repeating("forward", batch, adapter.config, parameters, train, checkpoint):
             leader = run_pass(backbone, adapter, batch, train=train, checkpoint=checkpoint)

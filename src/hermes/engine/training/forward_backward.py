@@ -21,7 +21,6 @@ from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.lm_head import Derivative, add_rows, logprobs_backward, token_logprobs
 from hermes.engine.training.loss_inputs import LossInputs, gather_loss_inputs
 from hermes.engine.training.losses import ResolvedLoss, losses_and_derivative, ratio_metrics, resolve
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.training.passes import RunPass, can_pause, run_pass
 from hermes.engine.training.validation import validate
 from hermes.engine.types import Datum, Floats, Loss, TrainOutput
@@ -37,24 +36,21 @@ def forward_backward(
     *,
     forward_only: bool = False,
     budget_tokens: int,
-    merged: MergedAdapter | None = None,
     pause: Callable[[], None] | None = None,
     run: RunPass = run_pass,
 ) -> Generator[None, None, TrainOutput]:
     """Adds the gradients of the loss to the adapter's; yields between micro-batches.
 
     Micro-batches have up to `budget_tokens` computed tokens. One that is larger, because a single sequence is
-    longer, recomputes its layers in the backward pass instead of saving their activations. `merged` keeps
-    merged weights between calls. `pause` is called within a micro-batch, often, where the backbone allows
-    it; what it raises ends the call. `run` computes the passes.
+    longer, recomputes its layers in the backward pass instead of saving their activations. `pause` is called
+    within a micro-batch, often, where the backbone allows it; what it raises ends the call. `run` computes
+    the passes.
     """
     validate(data, loss, backbone.spec)
     gradient = None if forward_only else torch.zeros_like(adapter.gradient)
     resolved = resolve(loss)
     pause = pause if can_pause(backbone) else None
-    return _ForwardBackward(
-        backbone, adapter, data, resolved, budget_tokens, gradient, run, merged, pause
-    ).run()
+    return _ForwardBackward(backbone, adapter, data, resolved, budget_tokens, gradient, run, pause).run()
 
 
 @dataclass(slots=True)
@@ -67,7 +63,6 @@ class _ForwardBackward:
     gradient: Tensor | None
     """The sum of this call; None if only logprobs are computed."""
     run_pass: RunPass
-    merged: MergedAdapter | None = None
     pause: Callable[[], None] | None = None
     logprobs: list[tuple[LossInputs, Tensor]] = field(default_factory=list)
     """Of each micro-batch, on the device."""
@@ -100,7 +95,6 @@ class _ForwardBackward:
             batch,
             train=train,
             checkpoint=over_budget,
-            merged=self.merged,
             pause=self.pause,
         )
         upstream = torch.zeros_like(training_pass.states) if train else None

@@ -5,8 +5,8 @@ Forward and backward consist of the matrix products and one function for the ope
 gradient; those of the adapter's matrices are written in the layout of `layer_weights`. Equal to
 `LlamaBackbone.hidden` under autograd (tests compare both with naive gradients).
 
-The forward pass uses weights with the adapter merged in (`merged_adapter`), so its matrix products are those
-of the sampler.
+On a GPU the products of the forward pass are those of the sampler, adapter included, so both compute the same
+function.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.nn.functional import embedding
 
 from hermes.engine.attention.packed import PackedAttention
 from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.adapter_table import AdapterRows
 from hermes.engine.model import products
 from hermes.engine.model.llama import LlamaBackbone, LlamaLayer
 from hermes.engine.training.layer_weights import LayerLayout, LoraPair, adapter_layout
-from hermes.engine.training.merged_adapter import MergedAdapter
 
 
 @dataclass(slots=True, eq=False)
@@ -54,12 +54,13 @@ class _Activations:
 class LayerStack:
     """One pass over one pack: `forward`, then `backward` at most once."""
 
-    merged: MergedAdapter
-    """Must hold the weights of `adapter`."""
+    backbone: LlamaBackbone
     adapter: Adapter
     attention: PackedAttention
     ops: ModuleType
     """`layer_plain` or `kernels.layer`."""
+    lora: AdapterRows | None = None
+    """The adapter as the kernels of a GPU read it; None elsewhere."""
     layout: LayerLayout | None = None
     pairs: list[dict[str, LoraPair]] = field(default_factory=list)
     rope: tuple[Tensor, Tensor] | None = None
@@ -68,10 +69,6 @@ class LayerStack:
     """Per layer; only its input if the layer is recomputed."""
     final: Tensor | None = None
     """The input of the final norm."""
-
-    @property
-    def backbone(self) -> LlamaBackbone:
-        return self.merged.base
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, positions: Tensor, *, keep: bool, checkpoint: bool = False) -> Tensor:
@@ -113,7 +110,7 @@ class LayerStack:
 
     def _layer(self, index: int, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor, _Activations]:
         """The output for the input x + delta, also as a sum of two; and the activations."""
-        ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
+        ops, layer, eps = self.ops, self.backbone.layers[index], self.backbone.spec.eps
         linear = partial(self._linear, index)
         x, normed = ops.add_norm(x, delta, layer.input_norm, eps)
         raw_qkv = linear("qkv", normed, layer.qkv, layer.qkv_bias)
@@ -144,23 +141,23 @@ class LayerStack:
 
     def _linear(self, index: int, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A linear of the layer with its adapter."""
-        out = products.linear(x, weight, bias, invariant=self.backbone.batch_invariant)
-        pair = self.pairs[index].get(name)
-        if pair is None or self.merged.merges:
-            return out
-        return out.addmm_(x @ pair.a.t(), pair.b.t())
+        pair, site, invariant = self.pairs[index].get(name), (index, name), self.backbone.batch_invariant
+        if pair is None:
+            return products.linear(x, weight, bias, invariant=invariant)
+        if self.lora is None:
+            return products.linear(x, weight, bias).addmm_(x @ pair.a.t(), pair.b.t())
+        outputs = self.backbone.outputs(site)
+        return products.lora_linear(x, weight, bias, self.lora, site, outputs, invariant=invariant)
 
     def _layer_backward(
         self, index: int, saved: _Activations, grad: Tensor, pair_grads: dict[str, LoraPair]
     ) -> Tensor:
         """The gradient of the layer's input from that of its output."""
-        ops, layer, eps = self.ops, self.merged.layer(index), self.backbone.spec.eps
-
-        merged = self.merged.merges
+        ops, layer, eps = self.ops, self.backbone.layers[index], self.backbone.spec.eps
 
         def group_backward(name: str, upstream: Tensor, x: Tensor) -> Tensor:
             pair = self.pairs[index].get(name)
-            return linear_backward(upstream, x, getattr(layer, name), pair, pair_grads.get(name), merged)
+            return linear_backward(upstream, x, getattr(layer, name), pair, pair_grads.get(name))
 
         act = group_backward("down", grad, saved.act)
         gate_up = ops.silu_and_mul_backward(saved.gate_up, act)
@@ -203,15 +200,11 @@ def linear_backward(
     weight: Tensor,
     pair: LoraPair | None,
     pair_grad: LoraPair | None,
-    merged: bool = True,
 ) -> Tensor:
-    """The gradient of x in x·(weight + B·A)ᵀ; `pair_grad` gets those of A and B.
-
-    `merged`: the weight contains B·A already.
-    """
+    """The gradient of x in x·(weight + B·A)ᵀ; `pair_grad` gets those of A and B."""
     if pair is None or pair_grad is None:
         return grad @ weight
     torch.mm(grad.t(), x @ pair.a.t(), out=pair_grad.b)
     down_grad = grad @ pair.b
     torch.mm(down_grad.t(), x, out=pair_grad.a)
-    return grad @ weight if merged else (grad @ weight).addmm_(down_grad, pair.a)
+    return (grad @ weight).addmm_(down_grad, pair.a)

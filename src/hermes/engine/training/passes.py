@@ -18,12 +18,12 @@ from hermes.engine.attention.base import Attend
 from hermes.engine.attention.packed import DenseAttention, PackedAttention, pack_windows, packed_attend
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
+from hermes.engine.lora.adapter_table import AdapterRows
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.training import layer_plain
 from hermes.engine.training.manual_backward import LayerStack
-from hermes.engine.training.merged_adapter import MergedAdapter
 from hermes.engine.transfer import to_device
 
 MANUAL_BACKWARD_DEVICES: tuple[str, ...] = ("cuda",)
@@ -55,7 +55,6 @@ class RunPass(Protocol):
         *,
         train: bool,
         checkpoint: bool = False,
-        merged: MergedAdapter | None = None,
         pause: Callable[[], None] | None = None,
     ) -> TrainingPass:
         """See `run_pass`."""
@@ -69,13 +68,11 @@ def run_pass(
     *,
     train: bool,
     checkpoint: bool = False,
-    merged: MergedAdapter | None = None,
     pause: Callable[[], None] | None = None,
 ) -> TrainingPass:
     """Runs the forward pass. With `train`, `backward` may be called once.
 
-    With `checkpoint`, `backward` recomputes the layers instead of using saved activations. `merged` keeps the
-    merged weights from one pass to the next; without it they are merged for this pass. `pause` is called
+    With `checkpoint`, `backward` recomputes the layers instead of using saved activations. `pause` is called
     between layers, in both directions (`can_pause`).
     """
     device = backbone.device
@@ -84,9 +81,8 @@ def run_pass(
     if isinstance(backbone, LlamaBackbone) and (
         device.type in MANUAL_BACKWARD_DEVICES or backbone.is_quantized
     ):
-        merged = merged or MergedAdapter(backbone)
-        merged.load(adapter)
-        stack = LayerStack(merged, adapter, _attention(batch, backbone), _layer_ops(device))
+        rows = _adapter_rows(backbone, adapter, batch)
+        stack = LayerStack(backbone, adapter, _attention(batch, backbone), _layer_ops(device), rows)
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
         return _ManualBackward(stack, states, adapter.live_weights())
     with torch.set_grad_enabled(train):
@@ -128,6 +124,12 @@ def _attention(batch: Pack, backbone: LlamaBackbone) -> PackedAttention:
     from hermes.engine.training.varlen_attention import VarlenAttention
 
     return VarlenAttention(batch, windows, spec.heads // spec.kv_heads, device)
+
+
+def _adapter_rows(backbone: LlamaBackbone, adapter: Adapter, batch: Pack) -> AdapterRows | None:
+    if backbone.device.type != "cuda":
+        return None
+    return AdapterRows.for_spans(adapter.table(backbone.dtype), [(0, len(batch.tokens))])
 
 
 def _layer_ops(device: torch.device) -> ModuleType:
