@@ -19,6 +19,7 @@ from tests.rl.world import answer, change_settings, hermes, make_home
         (("config",), "no environment is selected", "hermes rl select NAME"),
         (("start",), "no environment is selected", "hermes rl select NAME"),
         (("status", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("status",), "there is no run yet", "hermes rl start"),
         (("stop", "0000"), "there is no run '0000'", "hermes rl runs"),
         (("results", "0000"), "there is no run '0000'", "hermes rl runs"),
         (("doctor", "0000"), "there is no run '0000'", "hermes rl runs"),

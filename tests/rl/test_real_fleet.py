@@ -196,7 +196,7 @@ def test_logprobs_of_a_vllm_in_its_default_mode_are_refused_except_at_temperatur
         server.kill()
 
 
-def test_a_server_in_another_dtype_than_the_engine_ends_the_run_with_this_cause(
+def test_a_server_in_another_dtype_than_the_engine_is_a_warning_with_this_cause(
     model: Path, tmp_path: Path
 ) -> None:
     """With SGLang: vLLM's kernels for bf16 need a processor that has it."""
@@ -210,7 +210,7 @@ def test_a_server_in_another_dtype_than_the_engine_ends_the_run_with_this_cause(
                 parts.env(
                     6, settings=("--openai.base_url", f"{group.url}/v1", "--openai.server_type", "vllm")
                 )
-                assert trainer.wait(600) == 1, trainer.output
+                assert trainer.wait(600) == 0, trainer.output
                 assert "other precision: the logprobs" in trainer.output
                 assert "--dtype float32" in trainer.output
             finally:

@@ -164,9 +164,16 @@ class SmallRun:
             "small", folder, connection("http://127.0.0.1:9", {}), LoraSpec(BASE, seed=seed)
         )
         client: Any = policy
-        self.session = TrainingSession(run, TrainingState("rl", {}), client, Sinks([]), higher_is_better=True)
-        api: Any = None
         config = RlTrainerConfig(Schedule(rate), num_steps=1000, **settings)
+        self.session = TrainingSession(
+            run,
+            TrainingState("rl", {}),
+            client,
+            Sinks([]),
+            higher_is_better=True,
+            proof_ends_run=config.proof_ends_run,
+        )
+        api: Any = None
         self._loop = RlLoop(self.session, api, config, RunServices(Sinks([]), lambda line: None))
         self._chance = np.random.default_rng(seed)
         self.paths: list[str] = []

@@ -82,3 +82,12 @@ def test_a_run_that_the_proof_has_ended_says_so_first(
         trained(make_run(url=url), environment, steps=9)
     (first, *_) = diagnose([], "failed", f"trainer exited (1): {caught.value.message}")
     assert first.evidence.startswith("trainer exited (1): stale adapter: ")
+
+
+def test_what_did_not_end_a_failed_run_is_not_given_as_its_reason() -> None:
+    rows = [{"step": step, "health/truncated": 0.9, "health/group_signal": 1.0} for step in range(30)]
+    first, *others = diagnose(rows, "failed", "trainer exited (1): wrong mask: ...")
+    assert first.name == "the run failed" and "wrong mask" in first.evidence
+    assert [cause.name for cause in others] == ["truncation"]
+    assert others[0].evidence.endswith("(this did not end the run)")
+    assert "did not end" not in diagnose(rows, "running", None)[0].evidence

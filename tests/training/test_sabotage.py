@@ -7,6 +7,7 @@ row here.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,6 @@ ENVIRONMENT: dict[str, Callable[[SmallRun], Group]] = {
     "logprobs at another temperature": other_temperature_stated,
     "a temperature that is not stated": undeclared_temperature,
     "a top-p that is not stated": truncated_unsaid,
-    "sampled in bf16": each(lambda value: value + 0.05 * math.sin(997 * value)),
     "another tokenizer": lambda run: replace_tokens(
         run.rollouts(), lambda row: [(token * 29 + 7) % VOCABULARY for token in row]
     ),
@@ -231,7 +231,6 @@ CAUSES = {
     "logprobs to base 2": "wrong logprobs",
     "logprobs at another temperature": "wrong temperature",
     "a temperature that is not stated": "wrong temperature",
-    "sampled in bf16": "other precision",
     "sampled by the base model": "stale adapter",
     "sampled by the base model, which is stated": "stale adapter",
     "sampled by the weights before": "stale adapter",
@@ -294,6 +293,60 @@ def test_weights_of_a_dropped_checkpoint_can_be_scored_as_long_as_rollouts_of_th
 
     error = end_of(run, make_step)
     assert isinstance(error, ProofError) and error.cause == "stale adapter"
+
+
+def rounded(run: SmallRun, size: float, chance: np.random.Generator) -> Group:
+    """The logprobs of a sampler that rounds, as bf16 does: by so many nats where the token is uncertain."""
+
+    def change(values: list[float]) -> list[float]:
+        return [min(0.0, value + size * -math.expm1(value) * chance.normal()) for value in values]
+
+    return state(run.rollouts(), change)
+
+
+@pytest.mark.parametrize(("temperature", "age"), CASES)
+def test_a_sampler_that_begins_to_round_is_a_warning_and_never_another_cause(
+    tmp_path: Path, temperature: float, age: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Importance weights correct it, so the run goes on."""
+    seed = secrets.randbelow(1 << 30)
+    print("seed", seed)
+    chance = np.random.default_rng(seed)
+    run = SmallRun(tmp_path, SmallPolicy(), temperature, age, seed=seed)
+    warmed_up(run, int(chance.integers(3, 12)))
+    size = chance.uniform(0.03, 0.1)
+    metrics = [run.train([rounded(run, size, chance) for _ in range(2)]) for _ in range(12)]
+    assert sum(row.get("proof/warning", 0.0) for row in metrics[:WITHIN]) == 1
+    assert not any("proof/warning" in row for row in metrics[WITHIN:])
+    assert [record.getMessage()[:15] for record in caplog.records] == ["other precision"]
+
+    def make_step() -> None:
+        run.faults += 1
+        run.train([ENVIRONMENT["logprobs times 0.9"](run) for _ in range(2)])
+
+    assert isinstance(end_of(run, make_step), ProofError), (
+        "what rounding does not explain is an end as before"
+    )
+
+
+@pytest.mark.parametrize("kind", ["logprobs reversed", "sampled by the base model", "dropped BOS"])
+def test_a_user_can_go_on_after_a_fault(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = SmallRun(tmp_path, SmallPolicy(), proof_ends_run=False)
+    warmed_up(run)
+    metrics = [run.train([ENVIRONMENT[kind](run) for _ in range(2)]) for _ in range(4)]
+    assert any(row.get("proof/warning") for row in metrics)
+    assert CAUSES[kind] in caplog.text if kind in CAUSES else "wrong" in caplog.text
+
+
+def test_the_error_says_how_to_go_on(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path, SmallPolicy())
+    warmed_up(run)
+
+    def make_step() -> None:
+        run.faults += 1
+        run.train([ENVIRONMENT["logprobs reversed"](run) for _ in range(2)])
+
+    assert "hermes rl resume RUN --set proof=warn" in str(end_of(run, make_step).hint)
 
 
 @pytest.mark.parametrize(("temperature", "age"), CASES)

@@ -260,7 +260,7 @@ class RlSettings(_Section):
     )
     price: ServicePrice | None = Field(default=None, description="of the service")
     alerts: tuple[str, ...] = Field(
-        default=("health/forbidden_paths > 0",),
+        default=("health/forbidden_paths > 0", "proof/warning > 0"),
         description="rules on the metrics of runs, such as 'kl/reference > 0.5 for 3'",
     )
 

@@ -230,6 +230,13 @@ def named_run(home: Path, model: str | None) -> RlRun | None:
     return find_run(home, model.removeprefix(_RUN)) if model and model.startswith(_RUN) else None
 
 
+def newest_run(home: Path) -> RlRun:
+    runs = all_runs(home)
+    if not runs:
+        raise UsageError("there is no run yet", "hermes rl start starts one")
+    return runs[0]
+
+
 def all_runs(home: Path) -> list[RlRun]:
     """Newest first."""
     folder = home / "runs"

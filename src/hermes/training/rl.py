@@ -69,6 +69,8 @@ class RlTrainerConfig:
     loss: str = IMPORTANCE_SAMPLING
     cap: float | None = 2.0
     """Upper bound of the importance weight of a token; None: no correction."""
+    proof_ends_run: bool = True
+    """What the proof of training finds ends the run; else it is a warning."""
     clip: tuple[float, float] | None = None
     """Bounds of the ratio, for ppo and cispo; None: the engine's defaults."""
     epochs: int = 1
@@ -159,6 +161,7 @@ def _attempt(run: TrainingRunSpec, settings: RlTrainerConfig, services: RunServi
             higher_is_better=True,
             on_publish=set_policy,
             live_samplers=max(LIVE_SAMPLERS, settings.rules.max_staleness + 2),
+            proof_ends_run=settings.proof_ends_run,
         )
         session.write(finished=None)
         session.publish(state.step)

@@ -84,11 +84,14 @@ class TrainingSession:
         higher_is_better: bool,
         on_publish: Callable[[str], None] = lambda path: None,
         live_samplers: int = LIVE_SAMPLERS,
+        proof_ends_run: bool = True,
     ) -> None:
         """`higher_is_better`: for the score of a checkpoint. `on_publish` is called with the path of
-        published weights, of which at least the last `live_samplers` are kept."""
+        published weights, of which at least the last `live_samplers` are kept. `proof_ends_run`: what the
+        proof finds is an error, not a warning."""
         self._on_publish = on_publish
         self._live_samplers = live_samplers
+        self._proof_ends_run = proof_ends_run
         self.run = run
         self.state = state
         self.client = client
@@ -162,6 +165,7 @@ class TrainingSession:
             self._proof.unit,
             lora.seed,
             exact=exact,
+            ends_run=self._proof_ends_run,
         )
 
     @property
@@ -178,7 +182,12 @@ class TrainingSession:
     def prove(self, *, pushed: bool) -> dict[str, float]:
         """After an update and its `publish`. ProofError ends the run."""
         assert self._proof is not None, "begin_proof comes first"
-        return self._proof.judge(self._reading(), pushed=pushed)
+        try:
+            return self._proof.judge(self._reading(), pushed=pushed)
+        except probe.ProofError as error:
+            if self._proof_ends_run:
+                raise
+            return error.warn()
 
     def _reading(self) -> probe.Reading:
         trainer = self.client.forward([self.state.probe])[0]

@@ -281,16 +281,17 @@ def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
 
 
 @rl.command()
-@_run_argument
+@click.argument("run_id", metavar="[RUN]", required=False)
 @json_option
-def status(run_id: str, as_json: bool) -> None:
-    """Show a run: processes, newest metrics, why it ended."""
+def status(run_id: str | None, as_json: bool) -> None:
+    """Show a run: processes, newest metrics, why it ended. Without RUN: the newest one."""
     from hermes.rl.render import run_text
     from hermes.rl.results import describe
-    from hermes.rl.run import find_run
+    from hermes.rl.run import find_run, newest_run
     from hermes.rl.start import current_status
 
-    run = find_run(_config().home, run_id)
+    home = _config().home
+    run = find_run(home, run_id) if run_id else newest_run(home)
     report = describe(run, current_status(run))
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else run_text(report))
 

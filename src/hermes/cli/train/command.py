@@ -97,6 +97,13 @@ _RL = (
         help="Cap of the importance weight for sampler-trainer mismatch (0: none); cispo's upper bound.",
     ),
     click.option(
+        "--proof",
+        type=click.Choice(["end", "warn"]),
+        default="end",
+        show_default=True,
+        help="What a fault found by the proof of training does: it ends the run, or it is a warning.",
+    ),
+    click.option(
         "--clip",
         type=(float, float),
         help="Bounds of the ratio, for ppo, gspo, cispo (instead of the cap).",

@@ -73,6 +73,7 @@ class RlOptions(TrainOptions):
     num_steps: int
     advantage: str
     correction_cap: float
+    proof: str
     clip: tuple[float, float] | None
     kl: float
     max_staleness: int

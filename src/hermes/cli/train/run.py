@@ -108,6 +108,7 @@ def train_rl(
         batch_size=options.batch_size,
         loss=options.loss,
         cap=options.correction_cap or None,
+        proof_ends_run=options.proof == "end",
         clip=options.clip,
         epochs=options.epochs,
         kl=options.kl,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hermes.core import JSONObject
@@ -49,6 +49,7 @@ def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None
             ),
         )
     if state == "failed":
+        causes = [replace(cause, evidence=f"{cause.evidence} (this did not end the run)") for cause in causes]
         causes.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
     elif not rows:
         causes.append(Cause("no step yet", f"the run is {state}", "see 'hermes rl status'"))

@@ -141,6 +141,10 @@ class TrainerFields(BaseModel):
     correction_cap: float = Field(
         default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
     )
+    proof: typing.Literal["end", "warn"] = Field(
+        default="end",
+        description="What a fault found by the proof of training does: it ends the run, or it is a warning.",
+    )
     eval_patience: int | None = Field(
         default=None, ge=1, description="Evaluations without a new best that end the run; null: none do."
     )

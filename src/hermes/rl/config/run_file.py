@@ -44,6 +44,7 @@ TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
         "tinker.epochs": "epochs",
         "tinker.clip": "clip",
         "tinker.correction_cap": "correction_cap",
+        "tinker.proof": "proof",
         "tinker.eval_patience": "eval_patience",
         "tinker.distill": "distill",
         "tinker.reward_weight": "reward_weight",

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.sampling_distribution import LogprobBounds, needs_top_tokens, sampling_bounds
-from hermes.training.monitor.logprob_cause import ScoredSequence, name_cause
+from hermes.training.monitor.logprob_cause import OTHER_PRECISION, ScoredSequence, name_cause
 from hermes.training.monitor.logprob_proof import CheckedSequence, LogprobProof, LogprobSpread
 from hermes.training.service.client import TokenScores
 
@@ -39,21 +39,23 @@ class BatchAudit:
         seed: int,
         *,
         exact: bool,
+        ends_run: bool = True,
     ) -> None:
         """`published`: the paths of the weights that can still be sampled, oldest first. `start_unit` and
-        `exact`: see `LogprobProof`."""
+        `exact`: see `LogprobProof`. `ends_run`: a fault is an error, not a warning."""
         self._scorer = scorer
         self._published = published
         self._base_model = base_model
         self._proof = LogprobProof(start_unit, exact)
         self._seed = seed
+        self._ends_run = ends_run
 
     def check(
         self, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
     ) -> dict[str, float]:
         """Before the update. `trainer`: the logprobs under the present weights, which have made `step` steps.
 
-        ProofError ends the run.
+        ProofError ends the run. Another precision does not: importance weights correct it.
         """
         chosen = self._choose(sequences, trainer, step)
         scored = [entry for index in chosen if (entry := self._score(sequences[index])) is not None]
@@ -68,7 +70,14 @@ class BatchAudit:
                 row for row, sequence in zip(trainer, sequences, strict=True) if sequence is worst.sequence
             )
             present = ScoredSequence(worst.sequence, [LogprobBounds(value, value) for value in row], (), True)
-            raise name_cause(worst, self._under_other_weights(worst), present, self._with_top(worst), verdict)
+            error = name_cause(
+                worst, self._under_other_weights(worst), present, self._with_top(worst), verdict
+            )
+            if self._ends_run and error.cause != OTHER_PRECISION:
+                raise error
+            metrics |= error.warn()
+            if error.cause == OTHER_PRECISION:
+                self._proof.accept_rounding(verdict.measured.spread)
         measured = verdict.measured
         return metrics | {
             "proof/gap": measured.spread,

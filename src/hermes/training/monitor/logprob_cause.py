@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.sampling_distribution import LogprobBounds, sampling_bounds
 from hermes.training.monitor.logprob_proof import (
-    ROUNDED,
     BatchVerdict,
     CheckedSequence,
     LogprobSpread,
+    rounding_explains,
 )
 from hermes.training.monitor.proof import ProofError
 
@@ -33,6 +33,8 @@ _TEMPERATURES = tuple(step / 20 for step in range(4, 41))
 _SHIFTS = (-1, 1, -2, 2, -3, 3)
 _MUCH_CLOSER = 0.03
 """An explanation leaves at most this share of the difference, or what rounding explains."""
+_CLOSER = 2.0
+"""An explanation divides the difference at least by this: one that fits no better than none is no cause."""
 _WIDE = 0.1
 """Nats; an interval that is wider explains nothing."""
 
@@ -68,7 +70,8 @@ def name_cause(
 ) -> ProofError:
     """`alternatives`: the same sequence under other weights of the run. `present`: as the trainer has it, at
     temperature 1, as are `scores`."""
-    left = max(_MUCH_CLOSER * LogprobSpread.of([scored.checked()]).spread, 2 * verdict.limit)
+    spread = LogprobSpread.of([scored.checked()]).spread
+    left = min(max(_MUCH_CLOSER * spread, verdict.limit), spread / _CLOSER)
     measured = verdict.measured
     evidence = (
         f"the logprobs that the environment states differ by {measured.spread:.2g} nats (median over "
@@ -93,7 +96,7 @@ def name_cause(
                 f"{evidence} under {named}; they are those of {actual}",
                 "the sampler has other weights than it names: check what serves the policy, and restart it",
             )
-    if ROUNDED.excess(measured) <= 1:
+    if rounding_explains(measured):
         return ProofError(
             OTHER_PRECISION,
             f"{evidence}; that is what rounding to bf16 makes, and the engine computes more precisely",

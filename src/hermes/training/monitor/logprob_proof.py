@@ -10,9 +10,11 @@ tokens, and a run is judged by the distribution over tokens, not by a mean that 
 - tail: how many tokens are far off, which a mask that is wrong in a few places shows.
 
 The limits follow from `unit`, the size of the noise. Before the first batch it is that of the dtype, and the
-difference of trainer and sampler on the probe; then that of the run's first healthy batches. A strike is
-not forgotten when the next batch is healthy: two strikes among the last batches end the run. A batch that is
-wrong beyond doubt, sampled by weights that are known, ends it immediately.
+difference of trainer and sampler on the probe; then that of the run's healthy batches: the first ones, and
+the median of the last ones, because noise may grow while the weights move. A strike is not forgotten when the
+next batch is healthy: two strikes among the last batches end the run. A batch that is wrong beyond doubt,
+sampled by weights that are known, ends it immediately. What rounding between two engines explains can be
+accepted (`accept_rounding`): importance weights correct it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ ENOUGH_TOKENS = 16
 """Fewer are judged together with those of the batches before."""
 _ENOUGH_OF_A_SEQUENCE = 8
 _STRIKES, _JUDGED_BATCHES = 2, 6
-_HEALTHY_BATCHES = 5
-"""The first ones, whose noise sets the limits."""
+_FIRST_BATCHES, _LAST_BATCHES = 5, 20
+"""Healthy ones, whose noise sets the limits."""
 _EXACT_UNIT = 5e-4
 """The noise of fp32, at most: below it there are no limits."""
 _ROUNDED_UNIT, _LEAST_ROUNDED_UNIT = 0.05, 0.01
 """The noise of bf16: assumed before the first batch, and assumed at least after it."""
 _LARGEST_UNIT = 0.1
+_ABOVE_NOISE = 0.15
+"""Nats: a spread that is farther above twice the noise is not noise, however large that is."""
 _BEYOND_DOUBT = 4.0
 _LEAST_UNCERTAINTY = 0.02
 """Of a token whose probability is 1: 1 - p is not less than this."""
@@ -95,7 +99,7 @@ class NoiseLimits:
 
     @property
     def spread(self) -> float:
-        return max(0.005, 6 * self.unit)
+        return max(0.005, min(6 * self.unit, _ABOVE_NOISE + 2 * self.unit))
 
     def excess(self, measured: LogprobSpread) -> float:
         """How many times the measured values are above what rounding explains; up to 1: they are not."""
@@ -111,6 +115,12 @@ class NoiseLimits:
 
 ROUNDED = NoiseLimits(0.025)
 """Between two engines of which one computes in bf16: vLLM differs from ours by 0.055 nats on an H200."""
+
+
+def rounding_explains(measured: LogprobSpread) -> bool:
+    """Whether the differences are as small as rounding makes them, and as often above 0 as below."""
+    noise = NoiseLimits(max(ROUNDED.unit, measured.spread))
+    return measured.spread <= ROUNDED.spread and noise.excess(measured) <= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,10 @@ class LogprobProof:
     """The noise between trainer and sampler before any update."""
     exact: bool = True
     """The service computes in fp32: a probe that agrees does not show that sampling does."""
-    _healthy: list[float] = field(default_factory=list)
+    _first: list[float] = field(default_factory=list)
+    """The noise of the first healthy batches."""
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST_BATCHES))
+    _rounding_accepted: bool = False
     _strikes: deque[bool] = field(default_factory=lambda: deque(maxlen=_JUDGED_BATCHES))
     _recent: deque[CheckedSequence] = field(default_factory=lambda: deque(maxlen=4 * ENOUGH_TOKENS))
     """Sequences of batches with too few tokens to judge each batch."""
@@ -138,9 +151,19 @@ class LogprobProof:
     @property
     def limits(self) -> NoiseLimits:
         exact = self.exact and self.start_unit < _EXACT_UNIT
-        if not self._healthy:
-            return NoiseLimits(_EXACT_UNIT if exact else _clamped(max(self.start_unit, _ROUNDED_UNIT)))
-        return NoiseLimits(_clamped(max(*self._healthy, _EXACT_UNIT if exact else _LEAST_ROUNDED_UNIT)))
+        least = ROUNDED.unit if self._rounding_accepted else 0.0
+        if not self._last:
+            assumed = _EXACT_UNIT if exact else max(self.start_unit, _ROUNDED_UNIT)
+            return NoiseLimits(_clamped(max(assumed, least)))
+        floor = _EXACT_UNIT if exact else _LEAST_ROUNDED_UNIT
+        return NoiseLimits(_clamped(max(*self._first, statistics.median(self._last), floor, least)))
+
+    def accept_rounding(self, spread: float) -> None:
+        """From now on batches that differ by what two engines round are healthy; `spread`: of the last."""
+        self._rounding_accepted = True
+        self._strikes.clear()
+        self._last.clear()
+        self._last.append(spread)
 
     def judge(self, checked: Sequence[CheckedSequence]) -> BatchVerdict | None:
         """None: there are too few tokens to judge, also with those of the batches before."""
@@ -162,8 +185,10 @@ class LogprobProof:
         excess = max(limits.excess(measured), *(value / 3 for value in by_sequence), 0.0)
         wrong = excess > 1
         self._strikes.append(wrong)
-        if not wrong and len(self._healthy) < _HEALTHY_BATCHES:
-            self._healthy.append(measured.spread)
+        if not wrong:
+            self._last.append(measured.spread)
+            if len(self._first) < _FIRST_BATCHES:
+                self._first.append(measured.spread)
         certain = all(sequence.certain for sequence in checked)
         ends = sum(self._strikes) >= _STRIKES or (certain and excess > _BEYOND_DOUBT)
         return BatchVerdict(measured, limits.spread, wrong, wrong and ends)

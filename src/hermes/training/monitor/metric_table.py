@@ -138,6 +138,10 @@ PROOF = (
     MetricMeaning("proof/tokens", "Tokens that were compared."),
     MetricMeaning("proof/strike", "1 if this batch counts as wrong. Two of the last six end the run."),
     MetricMeaning(
+        "proof/warning",
+        "1 if the proof found something that did not end the run; the trainer's log says what.",
+    ),
+    MetricMeaning(
         "proof/unchecked", "Chosen sequences that could not be checked because their weights are gone."
     ),
 )

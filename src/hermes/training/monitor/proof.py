@@ -19,6 +19,7 @@ once the trainer has moved by more than the noise, over as many steps as that ta
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections import deque
@@ -55,12 +56,22 @@ _FOREIGN_SPREAD = 0.5
 """In units of logits: more than rounding makes of the same weights in any dtype."""
 
 
+GO_ON = "hermes rl resume RUN --set proof=warn (hermes train: --proof warn)"
+"""How a user continues a run that the proof has ended by mistake."""
+_logger = logging.getLogger(__name__)
+
+
 class ProofError(HermesError):
     """The run does not train the policy that is sampled."""
 
     def __init__(self, cause: str, message: str, hint: str) -> None:
-        super().__init__(f"{cause}: {message}", hint)
+        super().__init__(f"{cause}: {message}", f"{hint}; to go on all the same: {GO_ON}")
         self.cause = cause
+
+    def warn(self) -> dict[str, float]:
+        """Reports the cause without ending the run; the metrics of the step."""
+        _logger.warning("%s", self.message)
+        return {"proof/warning": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
