@@ -47,7 +47,7 @@ async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> Sampl
         run_id=context.spec.name,
         task_id=row.key,
         sample_index=sample,
-        config={"distribution": context.spec.distribution, "seed": context.spec.seed},
+        config={"run": context.spec.id, "distribution": context.spec.distribution, "seed": context.spec.seed},
         metadata=row.metadata,
     )
     steps: list[Step] = []

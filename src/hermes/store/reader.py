@@ -14,7 +14,7 @@ from types import TracebackType
 
 from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import facts, metrics, migrations, owner, sqlite
+from hermes.store import facts, metrics, migrations, owner, samples, sqlite
 from hermes.store.encode import decode_header, decode_outcome, decode_step
 from hermes.store.query import ALL, JOINED, Filter, fts_query
 from hermes.store.rating import events, queues
@@ -238,6 +238,15 @@ class Reader:
     def attempts(self, filters: Filter = ALL) -> list[TaskAttempt]:
         """One short line for each matching trajectory, oldest first."""
         return select_attempts(self._db, filters)
+
+    def surplus_attempts(self) -> frozenset[str]:
+        """Trajectories that are not their sample's row in a dataset; see store.samples."""
+        return samples.surplus_attempts(self._db)
+
+    def latest_attempt(self, sample: samples.SampleName) -> Trajectory | None:
+        """The newest trajectory of a sample of a batch run."""
+        trajectory_id = samples.latest_attempt(self._db, sample)
+        return None if trajectory_id is None else self.get(trajectory_id)
 
     def derived(self, ids: Sequence[str]) -> list[str]:
         """Trajectories that were made from these, at any distance."""

@@ -47,11 +47,17 @@ class LeftOut:
 def select(
     reader: Reader, selection: TrajectorySelection, left_out: LeftOut, *, whole: bool = False
 ) -> Iterator[Example]:
-    """Oldest first, one in memory at a time. `whole`: records as they are, compressed ones beside their
-    originals, and also those in which the model never answered."""
+    """Oldest first, one in memory at a time; a sample of a batch run once, however often it was interrupted.
+
+    `whole`: records as they are, all attempts at a sample, compressed ones beside their originals, and also
+    those in which the model never answered."""
     versions = compressed_versions(reader) if selection.compressed else {}
     curation = Curation(selection.rules)
+    surplus = frozenset() if whole else reader.surplus_attempts()
     for trajectory in reader.trajectories(selection.filters):
+        if trajectory.header.id in surplus:
+            left_out.add(trajectory.header.id, "sample", "another attempt at the same sample of a batch run")
+            continue
         if trajectory.header.relation is Relation.COMPRESSED and not whole:
             if not selection.compressed:
                 left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
