@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from hermes.batch.journal import read_journal
+from hermes.batch.workers.run_budget import CallName, CostLedger
 from hermes.config.paths import db_path
 from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
@@ -114,6 +116,63 @@ def test_the_money_runs_out_before_it_is_overspent_and_more_of_it_continues(tmp_
         assert rich.returncode == 0, rich.stderr
     assert len(rows(tmp_path)) == 10
     assert {round(row["cost_usd"], 6) for row in rows(tmp_path)} == {2 * CALL_USD}
+
+
+def test_the_workers_share_one_budget_and_none_of_it_is_left_over(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 40)
+    flags = ("--num-workers", "4", "--max-tokens", "5", "--max-cost", "0.6")
+    with FakeProvider(solve) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, *flags), env=PRICED)
+        assert done.returncode == 1
+        assert "of $0.6 spent" in last_lines(done.stderr)[0]
+        assert 0.6 <= len(provider.posts) * CALL_USD <= 0.6 + CALL_USD
+    assert len(rows(tmp_path)) == len(list(read_journal(tmp_path / "data/run/journal")))
+
+
+def test_one_long_sample_has_the_whole_budget(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 1)
+    flags = ("--num-workers", "4", "--max-tokens", "5", "--max-turns", "60", "--max-cost", "0.3")
+    ask = tool_calls([("calculator", {"expression": "1 + 1"})])
+    with FakeProvider([ask], loop=True) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, *flags), env=PRICED)
+        assert done.returncode == 1, done.stderr
+        assert 0.3 <= len(provider.posts) * CALL_USD <= 0.3 + CALL_USD
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_ledger_spends_its_limit_and_at_most_one_call_more(seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    ledger = CostLedger(limit_usd=draw.uniform(1, 50))
+    workers = [f"w{number}" for number in range(draw.randint(1, 6))]
+    in_flight: dict[CallName, float] = {}
+    worst_usd, decided, dead_usd = 0.0, 0, 0.0
+    for number in range(400):
+        call, most_usd = CallName(draw.choice(workers), number), draw.uniform(0.01, 2)
+        worst_usd = max(worst_usd, most_usd)
+        ledger.reserve(call, most_usd)
+        for allowed, refusal in ledger.decide():
+            decided += 1
+            if refusal is None:
+                in_flight[allowed] = draw.uniform(0, 0.01)
+            else:
+                assert ledger.spent_usd is not None and ledger.spent_usd >= ledger.limit_usd
+        if in_flight and draw.random() < 0.9:
+            ended = draw.choice(list(in_flight))
+            ledger.settle(ended, draw.uniform(0, 2) * 0.01 + in_flight.pop(ended))
+        if draw.random() < 0.02:
+            worker = draw.choice(workers)
+            lost = [call for call in in_flight if call.worker == worker]
+            dead_usd += sum(in_flight.pop(call) for call in lost)
+            ledger.end_worker(worker)
+    assert ledger.spent_usd is not None
+    assert ledger.spent_usd <= ledger.limit_usd + worst_usd
+    while in_flight:  # nothing waits for ever
+        ended, _ = in_flight.popitem()
+        ledger.settle(ended, 0.0)
+        in_flight |= {call: 0.0 for call, refusal in ledger.decide() if refusal is None}
+    ledger.reserve(CallName("last", 0), 1.0)
+    assert len(list(ledger.decide())) == 1
 
 
 def test_what_a_dead_worker_had_left_goes_to_the_next_one(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@ class _Tally:
             self.grader_errors.append(error)
 
 
+def recorded_cost_usd(journal: Path) -> float:
+    """The known cost of all samples and failed tries of a run so far."""
+    return _tally(journal).cost_usd
+
+
+def _tally(journal: Path) -> _Tally:
+    tally = _Tally()
+    for entry in read_journal(journal):
+        tally.add(entry)
+    return tally
+
+
 def overview(folder: Path) -> JSONObject:
     """State, progress, cost, rewards and failures of the run in `folder`.
 
@@ -53,9 +65,7 @@ def overview(folder: Path) -> JSONObject:
     before starts were recorded.
     """
     spec = load_spec(folder)
-    tally = _Tally()
-    for entry in read_journal(folder / "journal"):
-        tally.add(entry)
+    tally = _tally(folder / "journal")
     start = read_start(folder)
     finished = len(tally.states)
     failed = {key: reason for key, reason in tally.failures.items() if key not in tally.states}

@@ -76,7 +76,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--timeout", type=float, help="Time limit of a sample, in seconds.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of one completion.")
 @click.option("--temperature", type=float, help="Sampling temperature; the server's own if unset.")
-@click.option("--max-cost", type=float, help="Budget of this start in US dollars; needs known prices.")
+@click.option(
+    "--max-cost",
+    type=float,
+    help="Budget of the run in US dollars, over all its starts; needs prices.",
+)
 @click.option(
     "--max-tries",
     type=click.IntRange(min=1),
