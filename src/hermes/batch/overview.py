@@ -27,23 +27,31 @@ class _Tally:
     grader_errors: list[str] = field(default_factory=list)
     cost_usd: float = 0.0
     unpriced: int = 0
+    continued: int = 0
+    replayed_calls: int = 0
+    repeated_calls: int = 0
 
     def add(self, entry: SampleEntry) -> None:
         key = SampleKey(entry.key, entry.sample)
         if entry.state is SampleState.FAILED:
             self.failures[key] = entry.reason or "unknown"
-            self.cost_usd += entry.row.get("cost_usd") or 0.0
+            self._add_effort(entry)
             return
         if key in self.states:
             return
         self.states[key] = entry.state
-        cost_usd = entry.row.get("cost_usd")
-        self.cost_usd += cost_usd or 0.0
-        self.unpriced += cost_usd is None
+        self._add_effort(entry)
+        self.unpriced += entry.paid_usd is None
         if (reward := entry.row.get("reward")) is not None:
             self.rewards.append(reward)
         if error := entry.row.get("reward_error"):
             self.grader_errors.append(error)
+
+    def _add_effort(self, entry: SampleEntry) -> None:
+        self.cost_usd += entry.paid_usd or 0.0
+        self.continued += bool(entry.effort)
+        self.replayed_calls += entry.effort.get("replayed_calls", 0)
+        self.repeated_calls += entry.effort.get("repeated_calls", 0)
 
 
 def recorded_cost_usd(journal: Path) -> float:
@@ -86,6 +94,9 @@ def overview(folder: Path) -> JSONObject:
         **_pace(start, finished),
         "cost_usd": round(tally.cost_usd, 6) if finished > tally.unpriced or tally.cost_usd else None,
         "unpriced": tally.unpriced,
+        "continued": tally.continued,
+        "replayed_calls": tally.replayed_calls,
+        "repeated_calls": tally.repeated_calls,
         "scored": len(tally.rewards),
         "mean_reward": math.fsum(tally.rewards) / len(tally.rewards) if tally.rewards else None,
         "finalised": (folder / "statistics.json").exists(),

@@ -9,6 +9,8 @@ from hermes.core.usage import Usage
 
 INTERRUPTED = "interrupted"
 """The finish reason of a call that was stopped while its answer arrived; the message is what had arrived."""
+CONTENT_FILTER = "content_filter"
+"""The finish reason of a call whose answer the provider withheld."""
 _WHOLE_DISTRIBUTION: JSONObject = {
     "temperature": 1.0,
     "top_p": 1.0,

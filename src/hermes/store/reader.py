@@ -243,10 +243,17 @@ class Reader:
         """Trajectories that are not their sample's row in a dataset; see store.samples."""
         return samples.surplus_attempts(self._db)
 
-    def latest_attempt(self, sample: samples.SampleName) -> Trajectory | None:
+    def latest_attempt_id(self, sample: samples.SampleName) -> str | None:
         """The newest trajectory of a sample of a batch run."""
-        trajectory_id = samples.latest_attempt(self._db, sample)
+        return samples.latest_attempt(self._db, sample)
+
+    def latest_attempt(self, sample: samples.SampleName) -> Trajectory | None:
+        trajectory_id = self.latest_attempt_id(sample)
         return None if trajectory_id is None else self.get(trajectory_id)
+
+    def unjournaled_cost_usd(self, trajectory_id: str) -> float:
+        """What an attempt cost that its run's journal does not know of; see store.samples."""
+        return samples.unjournaled_cost_usd(self._db, trajectory_id)
 
     def derived(self, ids: Sequence[str]) -> list[str]:
         """Trajectories that were made from these, at any distance."""

@@ -28,6 +28,23 @@ SELECT id FROM surplus
 UNION ALL SELECT id FROM trajectories WHERE relation = 'delegate' AND parent_id IN (SELECT id FROM surplus)
 """
 
+_UNJOURNALED_COST = """
+WITH RECURSIVE attempts (seq, parent_id, relation, created_at_ms, journaled) AS (
+    SELECT t.seq, t.parent_id, t.relation, t.created_at_ms, {journaled} FROM trajectories t
+    LEFT JOIN outcomes o ON o.trajectory = t.seq WHERE t.id = ?
+    UNION ALL
+    SELECT t.seq, t.parent_id, t.relation, t.created_at_ms, {journaled} FROM attempts a
+    JOIN trajectories t ON t.id = a.parent_id LEFT JOIN outcomes o ON o.trajectory = t.seq
+    WHERE a.relation = 'continued' AND NOT a.journaled)
+SELECT coalesce(sum(s.body ->> '$.cost_usd'), 0.0) FROM attempts a JOIN steps s ON s.trajectory = a.seq
+WHERE NOT a.journaled AND s.kind = 'model' AND s.started_at_ms >= a.created_at_ms
+""".format(
+    journaled="coalesce(o.boundary IN ('provider', 'tool', 'sandbox', 'grader', 'host')"
+    " AND o.stop_reason <> 'cut' AND o.error_type IS NOT 'AuthError', 0)"
+)
+REPLAYED = "(t.relation = 'continued' AND t.source = 'batch' AND s.started_at_ms < t.created_at_ms)"
+"""A step `s` that its trajectory `t` has from the attempt that it continues: its cost is counted there."""
+
 
 class SampleName(NamedTuple):
     """One sample of a batch run, as the headers of its attempts name it."""
@@ -46,6 +63,12 @@ def surplus_attempts(db: sqlite3.Connection) -> frozenset[str]:
     limit ended, else the newest. An attempt that another one continues is never the row.
     """
     return frozenset(row[0] for row in db.execute(_SURPLUS))
+
+
+def unjournaled_cost_usd(db: sqlite3.Connection, trajectory_id: str) -> float:
+    """The known cost of an attempt and of those that it continues, back to the last one whose failure is in
+    the journal of its run. A step that an attempt has from an earlier one is counted once."""
+    return float(db.execute(_UNJOURNALED_COST, (trajectory_id,)).fetchone()[0])
 
 
 def latest_attempt(db: sqlite3.Connection, sample: SampleName) -> str | None:

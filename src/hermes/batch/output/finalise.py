@@ -35,8 +35,8 @@ from hermes.data.formats.batch import FORMAT, content_digest, dataset_row
 from hermes.data.lines import encode_row
 from hermes.disk.drafts import sweep
 from hermes.disk.files import replacing
+from hermes.safety.redact import MARKER
 
-_MARKER = "[REDACTED:"
 _UNPLANNED = "no longer in the dataset"
 _OUTPUTS = (
     "trajectories.jsonl",
@@ -110,7 +110,7 @@ class _RowWriter:
         reason = reason or self._duplicate(key, row)
         encoded = encode(row if reason is None else {**row, "filtered": reason}, FORMAT)
         self._tally.add_finished(encoded.row, reason)
-        self._tally.redacted_rows += _MARKER in encoded.line
+        self._tally.redacted_rows += MARKER in encoded.line
         for sink in self._dataset if reason is None else (self._filtered,):
             sink.add(encoded)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from hermes.batch.attempt import interrupted_cost_usd
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
 from hermes.batch.overview import recorded_cost_usd
 from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
@@ -26,8 +27,11 @@ from hermes.batch.tasks import Dataset
 from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.batch.workers.run_budget import CallName, CostLedger
+from hermes.config.load import load
+from hermes.config.paths import db_path
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError
+from hermes.store import Reader
 
 _CRASHES_BEFORE_ALONE = 1
 _ROUNDS = 3
@@ -138,7 +142,10 @@ class Pool:
         self._started_workers = 0
         self._ledger: CostLedger | None = None
         if options.max_cost_usd is not None:
-            self._ledger = CostLedger(options.max_cost_usd, recorded_cost_usd(folder / "journal"))
+            spent_usd = recorded_cost_usd(folder / "journal")
+            with Reader(db_path(load(spec.settings).home)) as reader:
+                spent_usd += interrupted_cost_usd(reader, spec, planned)
+            self._ledger = CostLedger(options.max_cost_usd, spent_usd)
 
     async def run(self) -> RunResult:
         write_start(self._folder, self.result.total, self.result.finished)

@@ -34,6 +34,7 @@ from hermes.batch.workers.base import WorkerJob
 from hermes.batch.workers.run_budget import BudgetedModel
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
+from hermes.config.paths import db_path
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject, StopReason
 from hermes.errors import AuthError, HermesError, HostError
@@ -41,6 +42,7 @@ from hermes.models.budget import Budget
 from hermes.models.open import open_model
 from hermes.models.prices import price_of
 from hermes.safety.redact import Redactor
+from hermes.store import Reader
 
 _GAUGE_INTERVAL_S = 1.0
 _LINE_BYTES = 1 << 28
@@ -155,7 +157,7 @@ def _finished_report(entry: SampleEntry) -> JSONObject:
         "state": entry.state.value,
         "reason": entry.reason,
         "usage": entry.row.get("usage"),
-        "cost_usd": entry.row.get("cost_usd"),
+        "cost_usd": entry.paid_usd,
         "turns": entry.row.get("turns", 0),
     }
 
@@ -175,8 +177,9 @@ async def work(
         model = BudgetedModel(model, budget, price_of(config.settings, model.name), send_report)
     journal = open_journal(Redactor(config.secrets).text)
     try:
-        with open_writer(config) as writer:
-            context = WorkerContext(job.spec, config, model, writer, _load_rewards(job.spec, job.rewards))
+        with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
+            rewards = _load_rewards(job.spec, job.rewards)
+            context = WorkerContext(job.spec, config, model, writer, reader, rewards)
             send_report({"say": "ready"})
             await Worker(context, journal, send_report).serve(orders)
     finally:

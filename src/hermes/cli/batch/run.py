@@ -23,7 +23,7 @@ from hermes.batch.workers.base import WorkerSource
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.options import BatchOptions
-from hermes.cli.batch.status_text import failure_lines
+from hermes.cli.batch.status_text import continued_text, failure_lines
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
@@ -263,6 +263,8 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
     if summary.filtered:
         click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
     state = overview(folder)
+    if state["continued"]:
+        click.echo(f"  continued: {continued_text(state)}")
     if state["scored"]:
         click.echo(f"  mean reward {state['mean_reward']:.3f} over {state['scored']} scored samples")
     for name, text in (
