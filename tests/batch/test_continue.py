@@ -17,6 +17,8 @@ from hermes.config.paths import db_path
 from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
 from tests.batch.drive import (
+    CALL_USD,
+    PRICED,
     command,
     essence,
     last_lines,
@@ -27,7 +29,6 @@ from tests.batch.drive import (
     write_rows,
     write_tasks,
 )
-from tests.batch.test_limits import CALL_USD, PRICED
 from tests.cli.process import hermes
 from tests.fakes.provider import FakeProvider, Reply, held, status, text, tool_calls
 from tests.waiting import wait_until, wait_until_ended

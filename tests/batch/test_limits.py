@@ -18,6 +18,8 @@ from hermes.config.paths import db_path
 from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
 from tests.batch.drive import (
+    CALL_USD,
+    PRICED,
     command,
     last_lines,
     look_around,
@@ -31,12 +33,6 @@ from tests.cli.process import failure, hermes
 from tests.disks import disk
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
 from tests.waiting import wait_until
-
-PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
-"""15 tokens a call: 1.5 cents."""
-
-
-CALL_USD = 0.015
 
 
 def remount(place: Path, options: str) -> None:
@@ -57,11 +53,10 @@ def test_a_full_disk_is_named_and_with_room_the_same_command_goes_on(tmp_path: P
         assert str(tmp_path / "data/run") in error
         assert "No space left on device" in error
         assert "free space" in fix
-        paid, kept = len(provider.posts), len(list(read_journal(tmp_path / "data/run/journal")))
         remount(tmp_path / "data", "size=64m")
         again = hermes(tmp_path, *command(tmp_path, provider, "--concurrency", "4"))
         assert again.returncode == 0, again.stderr
-        assert len(provider.posts) == paid + 40 - kept
+        assert 40 <= len(provider.posts) <= 40 + 4, "only what was in flight is asked again"
         assert len(rows(tmp_path)) == 40
 
 
@@ -224,7 +219,8 @@ def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Pat
         assert json.loads(out.splitlines()[-1])["stopped"]
         wait_gone(family)
         stopped.set()
-        again = hermes(tmp_path, *command(tmp_path, provider, *flags))
+        changed = ("--temperature", "0.5", "--accept-changes")  # else the recorded 'sleep 600' is run again
+        again = hermes(tmp_path, *command(tmp_path, provider, *flags, *changed))
         assert again.returncode == 0, again.stderr
     answers = [row["conversations"][-1]["value"].strip() for row in rows(tmp_path)]
     assert answers == [str(number) for number in range(20)]

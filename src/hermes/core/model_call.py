@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hermes.core.json import JSON, JSONObject
 from hermes.core.usage import Usage
@@ -49,7 +49,8 @@ class Sampling:
 
     def to_json(self) -> JSONObject:
         """Only what was set."""
-        return {key: value for key, value in asdict(self).items() if value is not None and value != ()}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None and value != ()}
 
     @classmethod
     def from_json(cls, data: JSONObject) -> Sampling:

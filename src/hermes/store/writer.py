@@ -148,6 +148,7 @@ class Writer:
         try:
             with sqlite.write_lock(self._path):
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._rows.begin_transaction()
                 for position, (operation, _) in enumerate(batch):
                     failure = self._attempt(operation)
                     if failure is not None:
