@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config.paths import db_path
+from hermes.core import Boundary, Message, Outcome, Relation, StopReason
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
@@ -105,3 +106,20 @@ def test_an_export_goes_with_all_its_files_and_no_other(tmp_path: Path, form: st
         "cannot read the manifest"
         in failure(hermes(tmp_path, "export", "--output", first, "--delete", "--yes"), 2)[0]
     )
+
+
+def test_a_filter_selects_whatever_matches_but_what_is_being_recorded(tmp_path: Path) -> None:
+    """Also a question that was never answered, and a compressed version: they have the same text."""
+    with Writer(db_path(tmp_path)) as writer:
+        whole = records.record(writer, records.conversation("Confess?"))
+        records.record(
+            writer, records.conversation("Confess?"), parent_id=whole, relation=Relation.COMPRESSED
+        )
+        records.record(
+            writer, [Message.user("Confess?")], outcome=Outcome(StopReason.ERROR, Boundary.PROVIDER)
+        )
+        running = records.record(writer, [Message.user("Confess?")], outcome=None)
+        done = hermes(tmp_path, "trajectories", "delete", "--text", "Confess", "--yes", "--json")
+        assert json.loads(done.stdout)["deleted"]["trajectories"] == 3, done.stderr
+        with Reader(db_path(tmp_path)) as reader:
+            assert [trajectory.header.id for trajectory in reader.trajectories()] == [running]

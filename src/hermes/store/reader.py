@@ -27,7 +27,7 @@ from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, sn
 from hermes.store.upkeep.delete import derived_ids
 from hermes.store.writer import Writer
 
-_PAGE = 256
+_PAGE = 2048
 
 
 _STEPS = """
@@ -157,6 +157,13 @@ class Reader:
             if len(rows) < _PAGE:
                 return
             after = rows[-1]["seq"]
+
+    def running_ids(self) -> frozenset[str]:
+        """The trajectories that a living process records now."""
+        rows = self._db.execute(
+            "SELECT t.id, t.owner FROM unfinished u JOIN trajectories t ON t.seq = u.trajectory"
+        )
+        return frozenset(row["id"] for row in rows if owner.is_alive(row["owner"]))
 
     def model_input(self, trajectory_id: str, step: Step) -> tuple[tuple[Message, ...], Sequence[JSONObject]]:
         """The messages and tool schemas that the call of a MODEL step saw, exactly."""

@@ -97,7 +97,8 @@ def _find(home: Path, ids: Sequence[str], conditions: Filter, *, with_derived: b
         if ids:
             chosen = list(dict.fromkeys(reader.resolve(name) for name in ids))
         else:
-            chosen = [attempt.id for attempt in reader.attempts(conditions)]
+            running = reader.running_ids()
+            chosen = [name for name in reader.matching_ids(conditions) if name not in running]
         derived = reader.derived(chosen)
         if with_derived:
             chosen, derived = [*chosen, *derived], []
