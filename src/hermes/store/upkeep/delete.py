@@ -9,16 +9,14 @@ files: they are not touched.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.core import Message
 from hermes.errors import StoreError, UsageError
 from hermes.store import migrations, owner, sqlite
-from hermes.store.encode import search_text, storable
+from hermes.store.encode import index_text
 
 _PAGE = 1_000
 _MOST_SINGLY = 10_000
@@ -188,7 +186,7 @@ def _remove_entries(connection: sqlite3.Connection, rows: Sequence[tuple[int, st
         connection.execute("INSERT INTO message_search (message_search, rank) VALUES ('secure-delete', 1)")
     connection.executemany(
         "INSERT INTO message_search (message_search, rowid, text) VALUES ('delete', ?, ?)",
-        [(number, _indexed_text(body)) for number, body in rows],
+        [(number, index_text(body)) for number, body in rows],
     )
     if not secure:  # the words of removed entries stay on disk until the index is merged
         connection.execute("INSERT INTO message_search (message_search) VALUES ('optimize')")
@@ -197,12 +195,8 @@ def _remove_entries(connection: sqlite3.Connection, rows: Sequence[tuple[int, st
 def _index_again(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
     for rows in _pages(connection):
-        texts = [(number, _indexed_text(body)) for number, body in rows]
+        texts = [(number, index_text(body)) for number, body in rows]
         connection.executemany("INSERT INTO message_search (rowid, text) VALUES (?, ?)", texts)
-
-
-def _indexed_text(body: str) -> str:
-    return storable(search_text(Message.from_json(json.loads(body))))
 
 
 def _pages(connection: sqlite3.Connection) -> Iterator[list[tuple[int, str]]]:
