@@ -34,8 +34,8 @@ TOOLS: tuple[JSONObject, ...] = (
 )
 
 
-def header(model: str = "test/model", **known: object) -> Header:
-    return Header(new_id(), Source.QUERY, model, 1_700_000_000_000, **known)  # type: ignore[arg-type]
+def header(model: str = "test/model", source: Source = Source.QUERY, **known: object) -> Header:
+    return Header(new_id(), source, model, 1_700_000_000_000, **known)  # type: ignore[arg-type]
 
 
 def model_call(**changes: object) -> ModelCall:

@@ -13,6 +13,9 @@ from typing import Any
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
 
 Answer = Callable[[dict[str, Any]], Reply]
+PRICED = {"HERMES_PRICES": json.dumps({"custom/m": {"input": 1000.0, "output": 1000.0}})}
+"""15 tokens a call: 1.5 cents."""
+CALL_USD = 0.015
 
 
 def solve(body: dict[str, Any]) -> Reply:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_journal
+from hermes.batch.output.finalise import finalise
+from hermes.batch.overview import overview
 from hermes.batch.plan import SampleKey, read_progress, unfinished_samples
 from hermes.batch.tasks import TaskRow
+from hermes.disk.files import atomic_write
 from hermes.errors import HermesError
+from tests.batch.made import dataset, done, failed, filtered, row, spec, write
 
 
 def entry(key: str, sample: int = 0, state: SampleState = SampleState.DONE) -> SampleEntry:
-    return SampleEntry(key, sample, state, {"text": "ü \ud800 \n end"})
+    return SampleEntry(key, sample, state, {**row(key, sample), "text": "ü \ud800 \n end"})
 
 
 def test_entries_come_back_in_order(tmp_path: Path) -> None:
@@ -70,8 +76,31 @@ def test_a_full_disk_fails_the_append_and_leaves_whole_lines(small_disk: Path) -
     written = 0
     with pytest.raises(HermesError, match="cannot write the journal"):
         for n in range(1000):
-            segment.append(SampleEntry(str(n), 0, SampleState.DONE, {"text": "x" * 3000})).result()
+            segment.append(SampleEntry(str(n), 0, SampleState.DONE, row(str(n), text="x" * 3000))).result()
             written += 1
     assert written > 0
     assert [each.key for each in read_journal(small_disk)] == [str(n) for n in range(written)]
     segment.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_line_with_the_right_keys_and_wrong_types_is_ignored_everywhere(tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    entries = [done("x"), filtered("x", "too short"), failed("x", "ProviderError: down", trajectory_id="t")]
+    damaged = draw.choice(entries).to_json()
+    place, depth = damaged, 0
+    while True:
+        name = draw.choice(sorted(place, key=str) if isinstance(place, dict) else range(len(place)))
+        if depth < 3 and isinstance(place[name], dict | list) and place[name] and draw.random() < 0.8:
+            place, depth = place[name], depth + 1
+            continue
+        place[name] = draw.choice([7, "text", None, [1], {"a": 1}, True, [None], [{"from": 3}]])
+        break
+    folder = write(tmp_path, [done("a"), done("b")])
+    (folder / "journal" / "zzz.jsonl").write_text(json.dumps(damaged) + "\n")
+    atomic_write(folder / "run.json", json.dumps(spec().to_json()))
+    facts = overview(folder)
+    summary = finalise(folder, spec(), dataset("a", "b", "x"))
+    assert 2 <= facts["finished"] <= 3  # a value of the right type elsewhere makes another sample of it
+    assert (summary.rows + summary.filtered, summary.failed + summary.not_run) in ((2, 1), (3, 0), (3, 1))

@@ -28,16 +28,15 @@ def test_the_early_process_becomes_the_first_worker_and_others_are_started_besid
     dataset = read_dataset(str(write_tasks(tmp_path, 6)))
     folder = tmp_path / "run"
     with FakeProvider(solve) as provider, launch_early() as early:
-        run = open_run(
-            folder, spec(model="m", base_url=provider.base_url, toolsets=("math",)), accept_changes=False
-        )
+        new_spec = spec(model="m", base_url=provider.base_url, toolsets=("math",))
+        with open_run(folder, new_spec, accept_changes=False) as run:
 
-        async def carried_out() -> RunResult:
-            with open_view(as_json=True, title="run") as view:
-                workers = ProcessWorkers(folder, early)
-                return await Pool(folder, run, dataset, RunOptions(num_workers=2), view, workers).run()
+            async def carried_out() -> RunResult:
+                with open_view(as_json=True, title="run") as view:
+                    workers = ProcessWorkers(folder, early)
+                    return await Pool(folder, run, dataset, RunOptions(num_workers=2), view, workers).run()
 
-        result = asyncio.run(carried_out())
+            result = asyncio.run(carried_out())
         assert early.poll() == 0
     assert result.complete and result.worker_deaths == 0
     assert len(list((folder / "journal").glob("*.jsonl"))) == 2

@@ -38,7 +38,7 @@ _RLHF = {field.name for field in fields(RlhfOptions)}
         (bench, BenchOptions, set(), set()),
         (cli, ChatOptions, {"version"}, set()),
         (compress, CompressOptions, {"config_file", "named_source"}, set()),
-        (export, ExportOptions, {"listing", *_FILTERS}, {"filters"}),
+        (export, ExportOptions, {"listing", "delete", "yes", *_FILTERS}, {"filters"}),
         (sft, SftOptions, _FILTERS, {"filters"}),
         (grpo, RlOptions, {"config_file", "group_size"}, set()),
         (ppo, RlOptions, {"config_file", "group_size", *_RLHF, *_FILTERS}, {"loss"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hermes.errors import HermesError, UsageError
 from hermes.policies.open import base_folder, policy_endpoint
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy, new_policy_id
 from hermes.training.start_weights import find_start, find_weights
+from tests.cli.process import failure, hermes
 
 
 def policy(registry: PolicyRegistry, parent: str = BASE_ID, **known: object) -> PolicyRecord:
@@ -26,7 +28,35 @@ def policy(registry: PolicyRegistry, parent: str = BASE_ID, **known: object) -> 
     return record
 
 
-def test_promotion_and_rollback_follow_the_lineage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rollback_undoes_the_latest_promotion_whatever_the_lineage(tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    registry = PolicyRegistry(tmp_path)
+    records = [policy(registry)]
+    records += [policy(registry, draw.choice(records).id) for _ in range(4)]
+    history = [BASE_ID]
+    for _ in range(40):
+        if draw.random() < 0.5 and len(history) > 1:
+            history.pop()
+            assert registry.rollback().id == history[-1]
+        else:
+            chosen = draw.choice([BASE_ID, *(record.id for record in records)])
+            registry.promote(chosen, "by hand")
+            history += [chosen] if chosen != history[-1] else []
+        assert registry.current().id == history[-1]
+
+
+def test_weights_that_exist_nowhere_are_not_promoted(tmp_path: Path) -> None:
+    registry = PolicyRegistry(tmp_path)
+    for name in ("tinker://nowhere/weights/1", policy(registry).id):
+        error, fix = failure(hermes(tmp_path, "policy", "promote", name), 2)
+        assert "are not in this home, and cannot be fetched" in error and "service" in fix
+    assert registry.current().id == BASE_ID and registry.promotions() == []
+    assert len(registry.policies()) == 1, "a refused promotion leaves no policy behind"
+
+
+def test_promotion_and_rollback(tmp_path: Path) -> None:
     registry = PolicyRegistry(tmp_path)
     assert registry.current().id == BASE_ID
     with pytest.raises(UsageError, match="no policy was promoted"):

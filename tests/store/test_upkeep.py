@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from hermes.agent.rating import make_rating
 from hermes.core import Message, Reward
 from hermes.errors import UsageError
-from hermes.store import Reader, Writer
+from hermes.safety.redact import Redactor
+from hermes.store import Reader, Writer, sqlite
 from hermes.store.upkeep import maintain
 from hermes.store.upkeep.delete import delete_trajectories
 from tests import records
@@ -50,8 +52,72 @@ def test_content_that_nothing_else_refers_to_goes_and_shared_content_stays(datab
         assert len(reader.ratings(kept)) == 1
         step = next(step for step in reader.get(kept).steps if step.call)
         assert len(reader.model_input(kept, step)[0]) == 2
-    assert SECRET.encode() not in database.read_bytes(), "deleted pages are overwritten"
+    data = database.read_bytes()
+    assert SECRET.encode() not in data, "deleted pages are overwritten"
+    assert b"ylophone" not in data and b"onfession" not in data, "the index has none of its words"
     assert maintain.check(database).problems == ()
+
+
+def content_of(path: Path) -> dict[str, list[object]]:
+    """All content of a store without its numbers."""
+    with Reader(path) as reader:
+        paths = sorted(
+            [message.to_json() for message in reader.model_input(trajectory.header.id, step)[0]].__repr__()
+            for trajectory in reader.trajectories()
+            for step in trajectory.steps
+            if step.call
+        )
+    connection = sqlite.connect_reader(path)
+    rows = {
+        "messages": sorted(row[0] for row in connection.execute("SELECT body FROM messages")),
+        "tools": sorted(row[0] for row in connection.execute("SELECT body FROM tool_schemas")),
+        "contexts": connection.execute("SELECT count(*) FROM contexts").fetchall(),
+    }
+    connection.close()
+    return {**rows, "paths": paths}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_a_deletion_the_store_has_what_it_would_have_without_the_deleted(
+    tmp_path: Path, seed: int
+) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    words = [f"word{number}" for number in range(30)] + ["half \ud83d of a pair", "Grüße", "苹果"]
+
+    def some_words() -> str:
+        return " ".join(draw.choices(words, k=3))
+
+    shared = [Message.system(some_words()) for _ in range(2)]
+    conversations = []
+    for _ in range(25):
+        messages = [draw.choice(shared), Message.user(draw.choice(words))]
+        for _ in range(draw.randint(1, 3)):
+            messages += [Message.assistant(some_words()), Message.user(draw.choice(words))]
+        conversations.append((messages[:-1], [{"name": draw.choice("abc"), "parameters": {}}]))
+    secrets = Redactor({"K": "word7 word8"}).text if seed % 3 == 0 else str
+    doomed = {number for number in range(25) if draw.random() < 0.4}
+    whole, kept = tmp_path / "whole.db", tmp_path / "kept.db"
+    with Writer(whole, secrets) as all_writer, Writer(kept, secrets) as kept_writer:
+        ids = [records.record(all_writer, messages, tools=tools) for messages, tools in conversations]
+        for number, (messages, tools) in enumerate(conversations):
+            if number not in doomed:
+                records.record(kept_writer, messages, tools=tools)
+    delete_trajectories(whole, [ids[number] for number in sorted(doomed)])
+    assert content_of(whole) == content_of(kept)
+    with Reader(whole) as left, Reader(kept) as right:
+        for word in [*words[:-3], "half", "pair", "Grüße", "苹果"]:
+            hits = [sorted(hit.snippet for hit in store.search(word, limit=99)) for store in (left, right)]
+            assert hits[0] == hits[1], word
+    gone = {name for name in words[:30] if not left_has(kept, name)}
+    data = whole.read_bytes()
+    assert not any(name.encode() + b" " in data for name in gone if name not in ("word7", "word8"))
+    assert maintain.check(whole).problems == ()
+
+
+def left_has(path: Path, word: str) -> bool:
+    with Reader(path) as reader:
+        return bool(reader.search(word))
 
 
 def test_a_deletion_is_all_or_nothing_and_leaves_what_is_being_recorded(database: Path) -> None:

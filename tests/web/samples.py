@@ -81,3 +81,11 @@ def fill(home: Path, count: int = 60) -> list[str]:
         ).result()
         writer.add_rating(Rating(new_id(), ids[0], RatingKind.STEP, -1.0, "ana", 3, step_index=4)).result()
     return ids
+
+
+def keep_adapter(home: Path, policy_id: str) -> None:
+    """The files of a policy's adapter, as a promotion finds them in the home."""
+    folder = home / "policies" / policy_id / "adapter"
+    folder.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (folder / name).write_text("{}")

@@ -15,7 +15,7 @@ from hermes.rl.run import RunState
 from hermes.store import Reader
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.web.browsing import PAGES, open_page
-from tests.web.samples import fill
+from tests.web.samples import fill, keep_adapter
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run
 
@@ -32,6 +32,8 @@ def full_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSit
     registry = PolicyRegistry(home)
     registry.add(PolicyRecord("01POLICYA", "hermes/smollm2", "tinker://a", "tinker://a", decision="better"))
     registry.add(PolicyRecord("01POLICYB", "hermes/smollm2", "tinker://b", "tinker://b", parent="01POLICYA"))
+    for name in ("01POLICYA", "01POLICYB"):
+        keep_adapter(home, name)
     with open_site(home) as site:
         yield site, {"id": ids[5], "sibling": ids[4], "run": run, "other_run": other_run}
 
@@ -53,6 +55,8 @@ def test_a_policy_is_promoted_and_rolled_back(
     site, _ = full_home
     registry = PolicyRegistry(site.home)
     with open_page(browser, site) as (page, trouble):
+        page.goto(f"{site.url}/policies")
+        registry.promote("01POLICYA", "by hand")
         page.goto(f"{site.url}/policies")
         page.locator(".card-item", has_text="1POLICYB").get_by_role("button", name="Promote").click()
         page.wait_for_selector(".current >> text=1POLICYB")

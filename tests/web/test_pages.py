@@ -11,7 +11,7 @@ import pytest
 
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from tests.waiting import wait_until
-from tests.web.samples import fill
+from tests.web.samples import fill, keep_adapter
 from tests.web.site import WebSite, open_site
 
 
@@ -24,6 +24,8 @@ def policy_site(tmp_path: Path) -> Iterator[WebSite]:
         )
     )
     registry.add(PolicyRecord("01POLICYB", "hermes/smollm2", "tinker://b", "tinker://b", parent="01POLICYA"))
+    for name in ("01POLICYA", "01POLICYB"):
+        keep_adapter(tmp_path, name)
     with open_site(tmp_path) as site:
         yield site
 
@@ -34,14 +36,18 @@ def test_promote_and_roll_back(policy_site: WebSite) -> None:
     assert re.search(
         r"base</span> → <span class=\"mono\">1POLICYA</span> → <span class=\"mono\">1POLICYB", text
     )
-    assert policy_site.post("/policies/promote", {"policy": "01POLICYB"}).status == 303
     registry = PolicyRegistry(policy_site.home)
+    registry.add(PolicyRecord("01NOWHERE", "hermes/smollm2", "tinker://n/weights/1", "tinker://n/weights/1"))
+    refused = policy_site.post("/policies/promote", {"policy": "01NOWHERE"})
+    assert refused.status == 400 and "are not in this home" in refused.text
+    assert policy_site.post("/policies/promote", {"policy": "01POLICYA"}).status == 303
+    assert policy_site.post("/policies/promote", {"policy": "01POLICYB"}).status == 303
     assert registry.current().id == "01POLICYB"
     assert policy_site.post("/policies/promote", {"policy": "01POLICYB"}).status == 409
     assert policy_site.post("/policies/promote", {"policy": "NOTHING"}).status == 400
     assert policy_site.post("/policies/rollback", {"from": "01POLICYA"}).status == 409
     assert policy_site.post("/policies/rollback", {"from": "01POLICYB"}).status == 303
-    assert registry.current().id == "01POLICYA", "its parent"
+    assert registry.current().id == "01POLICYA", "the one before"
     assert policy_site.post("/policies/rollback", {"from": "01POLICYA"}).status == 303
     assert registry.current().id == BASE_ID
     assert policy_site.post("/policies/rollback", {"from": BASE_ID}).status == 400

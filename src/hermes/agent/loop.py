@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from hermes.agent import outcomes
 from hermes.agent.capture import Recorder
+from hermes.agent.replay import RecordedSteps
 from hermes.config.settings import LimitSettings
 from hermes.core import (
     JSONObject,
@@ -78,6 +79,8 @@ class AgentLoop:
         """The conversation exactly as the next call will see it."""
         self.outcome: Outcome | None = None
         """How the latest turn ended; None before and during a turn."""
+        self.recorded: RecordedSteps | None = None
+        """The steps of the interrupted attempt that this one continues."""
         self.usage = Usage()
         self.cost_usd: float | None = 0.0
         self.tools = tuple(tools)
@@ -147,6 +150,23 @@ class AgentLoop:
         """One model call, recorded with its exact input."""
         self._check_limits()
         context = tuple(self.messages)
+        recorded = self.recorded.answer(context, self._schemas) if self.recorded else None
+        if recorded is None or recorded.call is None:
+            reply, started_ms = await self._ask(context)
+        else:
+            reply, started_ms = ChatReply(recorded.message, recorded.call), recorded.started_at_ms
+        self._count(reply)
+        call = reply.call
+        if self._private and call.tokens is not None:
+            call = replace(call, tokens=None, tokens_withheld="memory")
+        step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=call)
+        self.bench.step_index = step.index
+        self.messages.append(reply.message)
+        await self.recorder.append(step, context=context, tools=self._schemas)
+        return step
+
+    async def _ask(self, context: tuple[Message, ...]) -> tuple[ChatReply, int]:
+        """The model's reply, and when it was asked."""
         request = ChatRequest(context, self._schemas, self.sampling, self._time_left_s())
         started_ms = _now_ms()
         partial = PartialAnswer(self.on_delta)
@@ -159,15 +179,7 @@ class AgentLoop:
         except TimeoutError as error:
             await self._record_partial(partial, context, started_ms)
             raise self._timeout_error() from error
-        self._count(reply)
-        call = reply.call
-        if self._private and call.tokens is not None:
-            call = replace(call, tokens=None, tokens_withheld="memory")
-        step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=call)
-        self.bench.step_index = step.index
-        self.messages.append(reply.message)
-        await self.recorder.append(step, context=context, tools=self._schemas)
-        return step
+        return reply, started_ms
 
     async def _record_partial(
         self, partial: PartialAnswer, context: tuple[Message, ...], started_ms: int
@@ -209,9 +221,13 @@ class AgentLoop:
             self.messages.extend(task.result().message for task in tasks if _succeeded(task))
 
     async def _run_tool(self, call: ToolCall, index: int) -> Step:
-        started_ms = _now_ms()
-        message, result = await run_tool_call(call, self._offered, self.bench)
-        step = Step(index, StepKind.TOOL, message, started_ms, result=result)
+        recorded = self.recorded.result(call, self._offered.get(call.name)) if self.recorded else None
+        if recorded is None:
+            started_ms = _now_ms()
+            message, result = await run_tool_call(call, self._offered, self.bench)
+            step = Step(index, StepKind.TOOL, message, started_ms, result=result)
+        else:
+            step = replace(recorded, index=index)
         await self.recorder.append(step)
         return step
 

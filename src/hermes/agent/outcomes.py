@@ -6,7 +6,7 @@ import asyncio
 
 from hermes.core import Boundary, Outcome, StopReason
 from hermes.core.message import Message
-from hermes.core.model_call import ModelCall
+from hermes.core.model_call import CONTENT_FILTER, ModelCall
 from hermes.core.outcome import COMPLETED
 from hermes.errors import ContextOverflowError, LimitError, ProviderError, SandboxError
 
@@ -26,7 +26,7 @@ def from_answer(message: Message, call: ModelCall) -> Outcome | None:
         return Outcome(StopReason.TRUNCATED, Boundary.LIMIT, detail="the answer hit the completion limit")
     if message.tool_calls:
         return None
-    if call.finish_reason == "content_filter":
+    if call.finish_reason == CONTENT_FILTER:
         return Outcome(StopReason.FILTERED, Boundary.PROVIDER, detail="the provider withheld the answer")
     if not message.content.strip():
         return Outcome(StopReason.EMPTY, Boundary.MODEL, detail="the answer has no text and calls no tool")

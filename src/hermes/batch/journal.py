@@ -13,11 +13,14 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.data import typed
+from hermes.data.export.table import KINDS, fits
+from hermes.data.formats.batch import COLUMNS, EXTRA
 from hermes.disk import appendlog
 from hermes.errors import HostError
 from hermes.store.group_commit import GroupCommit
@@ -42,6 +45,14 @@ class SampleEntry:
     """The dataset row of a done or filtered sample; of a failed one, details of the failure."""
     reason: str | None = None
     """Why it was filtered or failed."""
+    effort: JSONObject = field(default_factory=dict)
+    """Of a sample that was continued: see batch.attempt.effort."""
+
+    @property
+    def paid_usd(self) -> float | None:
+        """What the sample has cost that no other entry has; None if a price is unknown."""
+        cost_usd: float | None = self.effort.get("paid_usd", self.row.get("cost_usd"))
+        return cost_usd
 
     def to_json(self) -> JSONObject:
         return {
@@ -49,12 +60,62 @@ class SampleEntry:
             "sample": self.sample,
             "state": self.state.value,
             "reason": self.reason,
+            **({"effort": self.effort} if self.effort else {}),
             "row": self.row,
         }
 
     @classmethod
     def from_json(cls, data: JSONObject) -> SampleEntry:
-        return cls(data["key"], data["sample"], SampleState(data["state"]), data["row"], data.get("reason"))
+        """ValueError, TypeError or KeyError if `data` is no entry, or its row no row of a dataset."""
+        entry = cls(
+            data["key"],
+            data["sample"],
+            SampleState(data["state"]),
+            data["row"],
+            data.get("reason"),
+            data.get("effort", {}),
+        )
+        if problem := typed.problem(entry, SampleEntry, "entry"):
+            raise ValueError(problem)
+        if not fits(entry.effort, _EFFORT):
+            raise ValueError("its effort has other types")
+        _check_row(entry)
+        return entry
+
+
+_EFFORT = {"replayed_calls": "int64", "repeated_calls": "int64", "paid_usd": "double"}
+_FAILED_ROW = {"trajectory_id": "string", "cost_usd": "double"}
+_OPEN_KEYS = ("tool_stats", "unknown_tools", "metadata", EXTRA)
+_ROW = {column.name: KINDS[column.kind] for column in COLUMNS if column.name not in _OPEN_KEYS}
+_NEVER_NULL = (
+    "id",
+    "conversations",
+    "outcome",
+    "turns",
+    "tool_names",
+    "tool_stats",
+    "usage",
+    "created_at_ms",
+)
+
+
+def _check_row(entry: SampleEntry) -> None:
+    """ValueError if the row lacks what a dataset and its statistics are made of."""
+    row = entry.row
+    if entry.state is SampleState.FAILED:
+        if not fits(row, _FAILED_ROW):
+            raise ValueError("the row of a failed sample has other types")
+        return
+    missing = [name for name in _NEVER_NULL if row.get(name) is None]
+    wrong = [name for name, kind in _ROW.items() if not fits(row.get(name), kind)]
+    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name) or {}, dict)]
+    if missing or wrong:
+        raise ValueError(f"missing or of another type: {', '.join((*missing, *wrong))}")
+    texts = [turn.get(name) for turn in row["conversations"] for name in ("from", "value")]
+    counts = [row["usage"], *row["tool_stats"].values()]
+    counted = all(isinstance(count, dict) and fits([*count.values()], ["int64"]) for count in counts)
+    if not counted or None in (row["outcome"].get("stop_reason"), *texts):
+        raise ValueError("a count, a turn or the stop reason is missing")
 
 
 class JournalSegment:

@@ -27,23 +27,43 @@ class _Tally:
     grader_errors: list[str] = field(default_factory=list)
     cost_usd: float = 0.0
     unpriced: int = 0
+    continued: int = 0
+    replayed_calls: int = 0
+    repeated_calls: int = 0
 
     def add(self, entry: SampleEntry) -> None:
         key = SampleKey(entry.key, entry.sample)
         if entry.state is SampleState.FAILED:
             self.failures[key] = entry.reason or "unknown"
-            self.cost_usd += entry.row.get("cost_usd") or 0.0
+            self._add_effort(entry)
             return
         if key in self.states:
             return
         self.states[key] = entry.state
-        cost_usd = entry.row.get("cost_usd")
-        self.cost_usd += cost_usd or 0.0
-        self.unpriced += cost_usd is None
+        self._add_effort(entry)
+        self.unpriced += entry.paid_usd is None
         if (reward := entry.row.get("reward")) is not None:
             self.rewards.append(reward)
         if error := entry.row.get("reward_error"):
             self.grader_errors.append(error)
+
+    def _add_effort(self, entry: SampleEntry) -> None:
+        self.cost_usd += entry.paid_usd or 0.0
+        self.continued += bool(entry.effort)
+        self.replayed_calls += entry.effort.get("replayed_calls", 0)
+        self.repeated_calls += entry.effort.get("repeated_calls", 0)
+
+
+def recorded_cost_usd(journal: Path) -> float:
+    """The known cost of all samples and failed tries of a run so far."""
+    return _tally(journal).cost_usd
+
+
+def _tally(journal: Path) -> _Tally:
+    tally = _Tally()
+    for entry in read_journal(journal):
+        tally.add(entry)
+    return tally
 
 
 def overview(folder: Path) -> JSONObject:
@@ -53,9 +73,7 @@ def overview(folder: Path) -> JSONObject:
     before starts were recorded.
     """
     spec = load_spec(folder)
-    tally = _Tally()
-    for entry in read_journal(folder / "journal"):
-        tally.add(entry)
+    tally = _tally(folder / "journal")
     start = read_start(folder)
     finished = len(tally.states)
     failed = {key: reason for key, reason in tally.failures.items() if key not in tally.states}
@@ -76,6 +94,9 @@ def overview(folder: Path) -> JSONObject:
         **_pace(start, finished),
         "cost_usd": round(tally.cost_usd, 6) if finished > tally.unpriced or tally.cost_usd else None,
         "unpriced": tally.unpriced,
+        "continued": tally.continued,
+        "replayed_calls": tally.replayed_calls,
+        "repeated_calls": tally.repeated_calls,
         "scored": len(tally.rewards),
         "mean_reward": math.fsum(tally.rewards) / len(tally.rewards) if tally.rewards else None,
         "finalised": (folder / "statistics.json").exists(),

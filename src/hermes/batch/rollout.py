@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.examples import examples_for
 from hermes.agent.loop import AgentLoop
 from hermes.agent.toolset_choice import choose_toolsets
+from hermes.batch.attempt import EarlierAttempt, effort, find_attempt
 from hermes.batch.filters import filter_reason
 from hermes.batch.journal import SampleEntry, SampleState
+from hermes.batch.plan import SampleKey
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import TaskRow
 from hermes.config.load import Config
-from hermes.core import JSONObject, Message, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.core import JSONObject, Message, Relation, Reward, Sampling, Source, Step, StopReason, Trajectory
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
 from hermes.sandbox.base import Sandbox, end_processes
-from hermes.store import Writer
+from hermes.store import Reader, Writer
 from hermes.tools.distributions import sample as draw_toolsets
 
 
@@ -33,13 +35,20 @@ class WorkerContext:
     config: Config
     model: ChatModel
     writer: Writer
+    reader: Reader
     rewards: Mapping[str, RewardFunction]
     """By reference, as the specification and the rows name them."""
 
 
 async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> SampleEntry:
-    """Runs one sample; its entry is terminal, or failed if infrastructure failed."""
+    """Runs one sample; its entry is terminal, or failed if infrastructure failed.
+
+    A sample that was interrupted goes on from its recorded steps, or is taken over if it had ended.
+    """
     started = time.monotonic()
+    earlier = await find_attempt(context.reader, context.spec, SampleKey(row.key, sample))
+    if earlier is not None and (entry := _take_over(context, row, sample, earlier)) is not None:
+        return entry
     plan = _plan(context, row, sample)
     config = _config(context.config, row)
     header = replace(
@@ -47,11 +56,14 @@ async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> Sampl
         run_id=context.spec.name,
         task_id=row.key,
         sample_index=sample,
-        config={"distribution": context.spec.distribution, "seed": context.spec.seed},
+        config={"run": context.spec.id, "distribution": context.spec.distribution, "seed": context.spec.seed},
         metadata=row.metadata,
+        parent_id=earlier.header.id if earlier else None,
+        relation=Relation.CONTINUED if earlier else None,
     )
     steps: list[Step] = []
     async with open_agent(config, context.writer, context.model, header, plan) as loop:
+        loop.recorded = earlier.recorded_steps(loop.recorder.header) if earlier else None
         _prepare(context, config, loop, plan, row)
         for prompt in row.prompts:
             steps += [step async for step in loop.turn(Message.user(prompt))]
@@ -63,7 +75,30 @@ async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> Sampl
         used_toolsets = {tool.toolset for tool in loop.tools}
     facts: JSONObject = {"duration_s": round(time.monotonic() - started, 3), "latency_ms": _latencies(steps)}
     facts["toolsets"] = [name for name in plan.toolsets if name in used_toolsets]
-    return _entry(context, row, sample, trajectory, schemas, reward, reward_error, facts)
+    entry = _entry(context, row, sample, trajectory, schemas, reward, reward_error, facts)
+    return replace(entry, effort=effort(trajectory, earlier, loop.recorded))
+
+
+def _take_over(
+    context: WorkerContext, row: TaskRow, sample: int, earlier: EarlierAttempt
+) -> SampleEntry | None:
+    """The entry of an attempt that had ended; None if it had not, or has yet to be scored."""
+    reference = row.reward or context.spec.reward
+    rewards = [reward.value for reward in earlier.record.rewards if reward.source == reference]
+    if not earlier.final or (reference is not None and not rewards):
+        return None
+    trajectory = earlier.record.trajectory
+    ended_at_ms = earlier.record.finished_at_ms or trajectory.header.created_at_ms
+    facts: JSONObject = {
+        "duration_s": (ended_at_ms - trajectory.header.created_at_ms) / 1000,
+        "latency_ms": _latencies(trajectory.steps),
+        "toolsets": trajectory.header.config["toolsets"],
+    }
+    schemas = next((model_input.tools for model_input in earlier.record.inputs.values()), ())
+    reward = rewards[-1] if rewards else None
+    entry = _entry(context, row, sample, trajectory, schemas, reward, None, facts)
+    used = {"replayed_calls": trajectory.turns, "repeated_calls": 0, "paid_usd": earlier.paid_usd}
+    return replace(entry, effort=used)
 
 
 def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) -> tuple[str, ...]:
@@ -142,7 +177,7 @@ def _entry(
     row: TaskRow,
     sample: int,
     trajectory: Trajectory,
-    schemas: list[JSONObject],
+    schemas: Sequence[JSONObject],
     reward: float | None,
     reward_error: str | None,
     facts: JSONObject,
@@ -160,6 +195,7 @@ def _entry(
         cause = outcome.error_type or outcome.stop_reason.value
         return SampleEntry(row.key, sample, SampleState.FAILED, failure, f"{cause}: {outcome.detail}")
     data = sharegpt.to_row(trajectory, schemas, reward=reward)
+    data = {name: value for name, value in data.items() if name not in ("parent_id", "relation")}
     data |= {"key": row.key, "sample": sample, **facts}
     if reward_error is not None:
         data["reward_error"] = reward_error
@@ -167,5 +203,5 @@ def _entry(
     return SampleEntry(row.key, sample, SampleState.FILTERED if reason else SampleState.DONE, data, reason)
 
 
-def _latencies(steps: list[Step]) -> list[float]:
+def _latencies(steps: Sequence[Step]) -> list[float]:
     return [round(step.call.latency_ms, 1) for step in steps if step.call]

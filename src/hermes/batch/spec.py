@@ -8,11 +8,14 @@ are accepted, which is recorded too.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from hermes.core import JSONObject
-from hermes.disk.files import atomic_write, ensure_dir
+from hermes.batch.run_lock import hold_run
+from hermes.core import JSONObject, new_id
+from hermes.disk.files import atomic_write
 from hermes.errors import ConfigError, UsageError
 
 
@@ -56,6 +59,8 @@ class RunSpec:
     filters: Filters = Filters()
     accepted: tuple[str, ...] = ()
     """Changes that were accepted on a later start, as 'field: old -> new'."""
+    id: str = field(default_factory=new_id)
+    """Tells the run from another one of the same name; stays as it is when the run is continued."""
 
     def to_json(self) -> JSONObject:
         return asdict(self)
@@ -64,12 +69,13 @@ class RunSpec:
     def from_json(cls, data: JSONObject) -> RunSpec:
         lists = {name: tuple(data.get(name, ())) for name in ("prefill", "accepted", "missing_toolsets")}
         toolsets = tuple(data["toolsets"]) if data["toolsets"] is not None else None
-        return cls(**{**data, **lists, "toolsets": toolsets, "filters": Filters(**data["filters"])})
+        filters = Filters(**data["filters"])
+        return cls(**{"id": "", **data, **lists, "toolsets": toolsets, "filters": filters})
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[str]:
     """What changed, as 'field: old -> new'; a dataset's path may change while its content does not."""
-    ignored = {"dataset", "accepted"}
+    ignored = {"dataset", "accepted", "id"}
     pairs = [
         (spec_field.name, getattr(old, spec_field.name), getattr(new, spec_field.name))
         for spec_field in fields(RunSpec)
@@ -81,8 +87,17 @@ def differences(old: RunSpec, new: RunSpec) -> list[str]:
     ]
 
 
-def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
-    """Starts the run, or continues it; returns the specification now in force."""
+@contextmanager
+def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> Iterator[RunSpec]:
+    """Starts the run, or continues it; yields the specification now in force.
+
+    Until the block ends no other process can open the run.
+    """
+    with hold_run(folder):
+        yield _write_spec(folder, spec, accept_changes=accept_changes)
+
+
+def _write_spec(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
     path = folder / "run.json"
     if path.exists():
         old = load_spec(folder)
@@ -92,10 +107,8 @@ def open_run(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec:
                 f"the run '{spec.name}' was started differently: {'; '.join(changed)}",
                 "choose another --run-name, or add --accept-changes to continue with the new settings",
             )
-        accepted = (*old.accepted, *changed)
-        spec = replace(spec, accepted=accepted)
+        spec = replace(spec, id=old.id or spec.id, accepted=(*old.accepted, *changed))
     try:
-        ensure_dir(folder)
         atomic_write(path, json.dumps(spec.to_json(), indent=2) + "\n")
     except ConfigError as error:
         hint = "choose another --output-dir, or free space and make that one writable"

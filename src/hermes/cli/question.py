@@ -17,6 +17,7 @@ import time
 
 import click
 
+from hermes.errors import UsageError
 from hermes.safety.exact import block, exact, foreign_characters
 
 _SETTLE_S = 0.25
@@ -73,6 +74,13 @@ def confirm(question: str, *, err: bool = False) -> bool:
         if not _more_input():
             return reply.strip().lower() in ("y", "yes")
         click.echo(_AGAIN, err=err)
+
+
+def confirm_deletion(what: str, *, yes: bool) -> None:
+    """Asks whether to delete what was just shown, unless `yes`; UsageError if it is not confirmed."""
+    if not yes and not confirm(f"Delete {what} for good?"):
+        hint = "answer y" if has_person() else "add --yes: standard input is no terminal"
+        raise UsageError("nothing was deleted: it was not confirmed", hint)
 
 
 def _discard_typed() -> None:

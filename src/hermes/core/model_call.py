@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hermes.core.json import JSON, JSONObject
 from hermes.core.usage import Usage
 
 INTERRUPTED = "interrupted"
 """The finish reason of a call that was stopped while its answer arrived; the message is what had arrived."""
+CONTENT_FILTER = "content_filter"
+"""The finish reason of a call whose answer the provider withheld."""
 _WHOLE_DISTRIBUTION: JSONObject = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -47,7 +49,8 @@ class Sampling:
 
     def to_json(self) -> JSONObject:
         """Only what was set."""
-        return {key: value for key, value in asdict(self).items() if value is not None and value != ()}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value is not None and value != ()}
 
     @classmethod
     def from_json(cls, data: JSONObject) -> Sampling:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 
 from hermes.core.json import JSONObject
@@ -50,7 +50,7 @@ class ToolResult:
     """Path of the full result in the sandbox, if it was over budget."""
 
     def to_json(self) -> JSONObject:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: JSONObject) -> ToolResult:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from hermes.core.json import JSONObject
 
@@ -44,7 +44,7 @@ class Usage:
         )
 
     def to_json(self) -> JSONObject:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: JSONObject) -> Usage:

@@ -21,8 +21,7 @@ from hermes.core import (
     Trajectory,
     Usage,
 )
-from hermes.errors import UsageError
-from hermes.store import Filter, Reader, Record
+from hermes.store import Reader, Record
 
 IMPORTED = "imported"
 """The endpoint of an imported model call."""
@@ -69,9 +68,9 @@ class UnfitError(ValueError):
 def load(reader: Reader, trajectory: Trajectory) -> Example:
     """The trajectory with its tools and verdicts."""
     trajectory_id = trajectory.header.id
-    summary = reader.summaries(Filter(ids=(trajectory_id,)))[0]
+    reward, rating = reader.verdicts(trajectory_id)
     ratings = tuple(reader.ratings_about(trajectory_id))
-    return Example(trajectory, _tools(reader, trajectory), summary.reward, summary.rating, ratings)
+    return Example(trajectory, reader.offered_tools(trajectory_id), reward, rating, ratings)
 
 
 def build(
@@ -114,14 +113,3 @@ def _step(index: int, message: Message, header: Header, call: ModelCall | None) 
         )
         return Step(index, StepKind.TOOL, message, at_ms, result=result)
     return Step(index, StepKind.INPUT, message, at_ms)
-
-
-def _tools(reader: Reader, trajectory: Trajectory) -> tuple[JSONObject, ...]:
-    """Those of the first call whose input was recorded; derived trajectories may have none."""
-    for step in trajectory.steps:
-        if step.kind is StepKind.MODEL:
-            try:
-                return tuple(reader.model_input(trajectory.header.id, step)[1])
-            except UsageError:
-                continue
-    return ()

@@ -2,8 +2,9 @@
 
 A file may be JSONL, a JSON document (or a list of them), Parquet, or a folder of such files. Every row that
 can be read is stored; every one that cannot is reported with its file and line. A row has the same id every
-time it is read, so importing a file again adds nothing. Of an imported model call the store has what the
-row has, which is mostly the model's name; whole records of another store are restored exactly.
+time it is read, so importing a file again adds nothing. A row is stored whole or not at all. Of an imported
+model call the store has what the row has, which is mostly the model's name; whole records of another store
+are restored exactly.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
-from hermes.core import JSONObject, Reward, Source, StepKind, StopReason
+from hermes.core import JSONObject, Reward, Source, StepKind, StopReason, Trajectory
 from hermes.data.example import Example
 from hermes.data.formats import record, sts
 from hermes.data.formats.base import BadRowError, Format
@@ -23,10 +26,11 @@ from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.data.lines import Line, read_lines
 from hermes.errors import UsageError
-from hermes.store import Filter, Reader, Record, RefusedError, Writer
+from hermes.store import ModelInput, Reader, Record, RefusedError, Writer
 
 _READABLE = (".jsonl", ".ndjson", ".json", ".parquet")
 _MERGED = "trajectories.jsonl"
+_ROWS_AT_ONCE = 512
 _JSON_COLUMNS = (
     *("metadata", "agent", "steps", "final_metrics", "extra"),
     *(column.name for column in record.FORMAT.columns if column.kind == "json"),
@@ -69,51 +73,88 @@ def import_files(
     done = Imported()
     imported_ids: set[str] = set()
     occurrences: Counter[tuple[str, str]] = Counter()
-    for file, line in rows_of(paths):
-        try:
-            example = read_row(line, chosen, run_id)
-            restored = _restore(reader, writer, example.record) if example.record else None
-        except (BadRowError, RefusedError) as error:
-            done.problems.append(ImportProblem(file, line.number, str(error)))
-            continue
-        if restored is not None:
-            done.rows += restored
-            done.known += not restored
-            continue
-        before = occurrences[file, example.id]
-        occurrences[file, example.id] += 1
-        if before and example.id not in _stated_ids(line):
-            example = _with_new_id(example, [example.id, before])  # two samples with equal content
-        example = _avoid_cut_trajectory(reader, example)
-        if example.id in imported_ids or reader.count(Filter(ids=(example.id,))):
-            done.known += 1
-            continue
-        imported_ids.add(example.id)
-        store(writer, example)
-        done.rows += 1
+    with _Storing(writer, done) as storing:
+        for file, line in rows_of(paths):
+            try:
+                example = read_row(line, chosen, run_id)
+                if example.id in imported_ids and example.record is not None:
+                    storing.settle()  # to compare the two
+                if example.record is not None and _is_restored(reader, example.record):
+                    done.known += 1
+                    continue
+            except BadRowError as error:
+                done.problems.append(ImportProblem(file, line.number, str(error)))
+                continue
+            if example.record is None:
+                before = occurrences[file, example.id]
+                occurrences[file, example.id] += 1
+                if before and example.id not in _stated_ids(line):
+                    example = _with_new_id(example, [example.id, before])  # two samples with equal content
+                example = _avoid_cut_trajectory(reader, example)
+                if example.id in imported_ids or reader.exists(example.id):
+                    done.known += 1
+                    continue
+            imported_ids.add(example.id)
+            storing.add(NumberedRow(file, line), example.record or _record(example))
     return done
 
 
-def _restore(reader: Reader, writer: Writer, restored: Record) -> bool:
-    """Stores a whole record, False if the same one is there already; BadRowError if it differs."""
+class _Storing:
+    """Stores records, many in one commit: a file is on disk when the next one begins, the last when the block
+    ends."""
+
+    def __init__(self, writer: Writer, done: Imported) -> None:
+        self._writer = writer
+        self._done = done
+        self._pending: list[tuple[NumberedRow, Future[None]]] = []
+
+    def add(self, row: NumberedRow, new: Record) -> None:
+        if len(self._pending) >= _ROWS_AT_ONCE or (self._pending and self._pending[-1][0].file != row.file):
+            self.settle()
+        self._pending.append((row, self._writer.restore(new)))
+
+    def settle(self) -> None:
+        """Waits until everything is on disk; what the store refuses is a problem of its row."""
+        pending, self._pending = self._pending, []
+        for (file, line), stored in pending:
+            try:
+                stored.result()
+                self._done.rows += 1
+            except RefusedError as error:
+                self._done.problems.append(ImportProblem(file, line.number, str(error)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle()
+
+
+def _is_restored(reader: Reader, restored: Record) -> bool:
+    """Whether the same record is in the store already; BadRowError if it differs from the one there."""
     identity = restored.trajectory.header.id
-    if not reader.count(Filter(ids=(identity,))):
-        writer.restore(restored).result()
-        return True
+    if not reader.exists(identity):
+        return False
     stored = reader.record(reader.get(identity))
     changed = record.differing_fields(record.to_row(stored), record.to_row(restored))
     if changed:
         raise BadRowError(f"trajectory {identity} is in the store and differs in: {', '.join(changed)}")
-    return False
+    return True
 
 
 def _avoid_cut_trajectory(reader: Reader, example: Example) -> Example:
-    """A killed import left its last row cut short: that row gets another id, and is stored whole."""
-    while reader.count(Filter(ids=(example.id,), stop_reason=StopReason.CUT.value)):
-        if example.trajectory.outcome and example.trajectory.outcome.stop_reason is StopReason.CUT:
+    """A killed import of an earlier version left its last row cut short: the row gets another id."""
+    while reader.exists(example.id) and _is_cut(reader.get(example.id)):
+        if _is_cut(example.trajectory):
             break
         example = _with_new_id(example, [example.id, "again"])
     return example
+
+
+def _is_cut(trajectory: Trajectory) -> bool:
+    return trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CUT
 
 
 def _with_new_id(example: Example, content: list[str | int]) -> Example:
@@ -176,20 +217,17 @@ def rows_of(paths: list[Path]) -> Iterator[NumberedRow]:
             yield from (NumberedRow(str(file), line) for line in _lines(file))
 
 
-def store(writer: Writer, example: Example) -> None:
-    """Writes an example as a trajectory, and returns when it is on disk."""
+def _record(example: Example) -> Record:
+    """The example as the record of a trajectory: each model call saw the messages before it."""
     trajectory = example.trajectory
-    writer.begin(trajectory.header)
-    messages = [step.message for step in trajectory.steps]
-    for step in trajectory.steps:
-        context = messages[: step.index] if step.kind is StepKind.MODEL else None
-        tools = example.tools if context is not None else ()
-        writer.append(trajectory.header.id, step, context=context, tools=tools)
-    assert trajectory.outcome is not None
-    done = writer.finish(trajectory.header.id, trajectory.outcome)
-    if example.reward is not None:
-        done = writer.add_reward(Reward(trajectory.header.id, example.reward, "imported"))
-    done.result()
+    messages = tuple(step.message for step in trajectory.steps)
+    inputs = {
+        step.index: ModelInput(messages[: step.index], example.tools)
+        for step in trajectory.steps
+        if step.kind is StepKind.MODEL
+    }
+    rewards = () if example.reward is None else (Reward(trajectory.header.id, example.reward, "imported"),)
+    return Record(trajectory, inputs, rewards)
 
 
 def _files(path: Path) -> list[Path]:

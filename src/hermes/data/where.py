@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hermes.core import JSON, StepKind
 from hermes.data.example import Example
 from hermes.errors import UsageError
+from hermes.store.browse.columns import SqlCondition, sql_condition
 
 _SHAPE = re.compile(r"\s*([a-z_]+(?:\.[^\s<>=!~]+)?)\s*(<=|>=|!=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -62,6 +63,11 @@ class Condition:
         if not isinstance(value, int | float):
             return False
         return _COMPARE[self.operator](value, float(self.value))
+
+    @property
+    def sql(self) -> SqlCondition:
+        """The same condition on the columns of the store."""
+        return sql_condition(self.field, self.operator, self.value)
 
     def _value(self, example: Example) -> JSON:
         name, _, key = self.field.partition(".")

@@ -19,6 +19,7 @@ from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
+    from hermes.rl.weights.source import WeightsSource
 
 _SERVING = "serving.json"
 
@@ -69,19 +70,49 @@ def merged_folder(
 ) -> Path:
     """The base model with the policy's adapter, as a model folder; made once."""
     from hermes.rl.weights.export import export_merged
-    from hermes.rl.weights.source import find_source
+
+    source = _weights_source(config, record)
+    if not (source.merged_folder / "config.json").exists() and progress is not None:
+        progress(f"merging the weights of policy {record.id}")
+    return export_merged(source)
+
+
+def check_servable(config: Config, record: PolicyRecord) -> None:
+    """UsageError if nothing could answer as this policy: its weights are not in this home, and no service has
+    them. What a service has is copied into the home."""
+    from hermes.rl.weights.export import export_adapter
+
+    if record.weights is None:
+        return
+    try:
+        source = _weights_source(config, record)
+        if source.folder is None:
+            export_adapter(source)
+    except HermesError as error:
+        raise UsageError(
+            f"the weights {record.weights} are not in this home, and cannot be fetched: {error.message}",
+            "name weights of 'hermes rl runs' or of a checkpoint in this home, or start the service that has "
+            "them",
+        ) from error
+
+
+def _weights_source(config: Config, record: PolicyRecord) -> WeightsSource:
+    """The adapter of a policy: its copy in the home, else where it was trained."""
+    from hermes.rl.weights.source import find_source, is_complete
 
     target = PolicyRegistry(config.home).folder / record.id
-    if not (target / "merged" / "config.json").exists() and progress is not None:
-        progress(f"merging the weights of policy {record.id}")
     assert record.weights is not None
-    source = replace(
-        find_source(config, record.weights),
+    paths = [path for path in (record.sampler, record.weights) if path is not None]
+    sources = [find_source(config, path) for path in paths]
+    source = next((source for source in sources if source.folder is not None), sources[-1])
+    copy = target / "adapter"
+    return replace(
+        source,
+        folder=copy if is_complete(copy) else source.folder,
         base_model=record.base_model,
-        adapter_folder=target / "adapter",
+        adapter_folder=copy,
         merged_folder=target / "merged",
     )
-    return export_merged(source)
 
 
 def serve_policy(

@@ -59,12 +59,12 @@ def generate(
         reward=f"{reward.__file__}:{reward.exact_number.__name__}",
     )
     batch_folder = folder / "batch"
-    open_run(batch_folder, spec, accept_changes=False)
-    result = asyncio.run(_run(batch_folder, spec, dataset, recipe, progress))
+    with open_run(batch_folder, spec, accept_changes=False) as spec:
+        result = asyncio.run(_run(batch_folder, spec, dataset, recipe, progress))
+        summary = finalise(batch_folder, spec, dataset)
     if not result.complete:
         reasons = "; ".join(f"{count} {cause}" for cause, count in result.failed.most_common(3)) or "stopped"
         raise HermesError(f"the batch in {batch_folder} is not complete: {reasons}", "hermes doctor")
-    summary = finalise(batch_folder, spec, dataset)
     return GeneratedData(run_name, summary.rows, _count_right(batch_folder))
 
 

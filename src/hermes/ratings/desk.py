@@ -91,6 +91,10 @@ class RatingDesk:
             items = items_of(reader, settings)
         return self._writer.create_queue(name, settings.to_text(), items)
 
+    def delete_queue(self, name: str) -> None:
+        """Deletes the queue; the ratings that were given in it stay."""
+        self._writer.delete_queue(name)
+
     def queues(self) -> list[str]:
         with Reader(self._db) as reader:
             return reader.queue_names()

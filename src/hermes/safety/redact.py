@@ -38,6 +38,9 @@ _BASE64_CHARS = {"+": r"(?:[+-]|%2[bB]|\\+u002[bB])", "/": r"(?:\\*/|_|%2[fF]|\\
 _BASE64_ANY = f"(?:[A-Za-z0-9]|{_BASE64_CHARS['+']}|{_BASE64_CHARS['/']})"
 _BASE64_PADDING = r"(?:=|%3[dD]|\\+u003[dD])*"
 
+MARKER = "[REDACTED:"
+"""How a replacement begins."""
+
 
 class Redactor:
     """Replaces each known secret by `[REDACTED:NAME]`. Immutable, safe to share between threads."""

@@ -118,3 +118,13 @@ def search_text(message: Message) -> str:
     parts = [message.content, message.reasoning or ""]
     parts += [f"{call.name} {call.arguments}" for call in message.tool_calls]
     return "\n".join(part for part in parts if part)
+
+
+def index_text(body: str) -> str:
+    """A stored message as the full-text index takes it."""
+    return storable(search_text(Message.from_json(json.loads(body))))
+
+
+def storable(text: str) -> str:
+    """The text as SQLite can store it, which is UTF-8: a lone surrogate has no such form and is replaced."""
+    return text.encode("utf-8", "replace").decode("utf-8")

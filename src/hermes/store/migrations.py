@@ -133,7 +133,14 @@ CREATE INDEX ratings_by_replaced ON ratings (replaces) WHERE replaces IS NOT NUL
 CREATE VIRTUAL TABLE message_search USING fts5 (text, content = '', tokenize = 'unicode61');
 """
 
-STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA)
+_REFERENCES = """
+-- For deletion: who else refers to a conversation, a tool schema or a message.
+CREATE INDEX steps_by_context ON steps (context) WHERE context IS NOT NULL;
+CREATE INDEX steps_by_tools ON steps (tools) WHERE tools IS NOT NULL;
+CREATE INDEX contexts_by_message ON contexts (message);
+"""
+
+STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA, _REFERENCES)
 
 
 def version(connection: sqlite3.Connection) -> int:

@@ -14,9 +14,10 @@ from types import TracebackType
 
 from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import StoreError, UsageError
-from hermes.store import facts, metrics, migrations, owner, sqlite
+from hermes.store import facts, metrics, migrations, owner, samples, sqlite
+from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_outcome, decode_step
-from hermes.store.query import ALL, JOINED, Filter, fts_query
+from hermes.store.query import ALL, JOINED, LATEST_RATING, LATEST_REWARD, Filter, fts_query
 from hermes.store.rating import events, queues
 from hermes.store.rating.attempts import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
@@ -26,7 +27,7 @@ from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, sn
 from hermes.store.upkeep.delete import derived_ids
 from hermes.store.writer import Writer
 
-_PAGE = 256
+_PAGE = 2048
 
 
 _STEPS = """
@@ -43,6 +44,7 @@ class Reader:
         self._path = path
         self._db = self._connect(path)
         self._db.row_factory = sqlite.dbapi().Row
+        self._db.create_function("lower_unicode", 1, _lower, deterministic=True)
 
     @staticmethod
     def _connect(path: Path) -> sqlite3.Connection:
@@ -104,6 +106,12 @@ class Reader:
         row = self._db.execute(f"SELECT count(*) {JOINED} WHERE {condition}", values).fetchone()
         return int(row[0])
 
+    def exists(self, trajectory_id: str) -> bool:
+        return (
+            self._db.execute("SELECT 1 FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()
+            is not None
+        )
+
     def resolve(self, reference: str) -> str:
         """A full id from what a person types: the id, a unique beginning or end of it, or 'last'."""
         if reference == "last":
@@ -134,6 +142,10 @@ class Reader:
 
     def trajectories(self, filters: Filter = ALL) -> Iterator[Trajectory]:
         """Every matching trajectory, oldest first, one in memory at a time."""
+        return map(self.get, self.matching_ids(filters))
+
+    def matching_ids(self, filters: Filter = ALL) -> Iterator[str]:
+        """The ids of the same."""
         condition, values = filters.where()
         after = 0
         while True:
@@ -141,11 +153,17 @@ class Reader:
                 f"SELECT t.seq, t.id {JOINED} WHERE {condition} AND t.seq > ? ORDER BY t.seq LIMIT ?",
                 [*values, after, _PAGE],
             ).fetchall()
-            for row in rows:
-                yield self.get(row["id"])
+            yield from (row["id"] for row in rows)
             if len(rows) < _PAGE:
                 return
             after = rows[-1]["seq"]
+
+    def running_ids(self) -> frozenset[str]:
+        """The trajectories that a living process records now."""
+        rows = self._db.execute(
+            "SELECT t.id, t.owner FROM unfinished u JOIN trajectories t ON t.seq = u.trajectory"
+        )
+        return frozenset(row["id"] for row in rows if owner.is_alive(row["owner"]))
 
     def model_input(self, trajectory_id: str, step: Step) -> tuple[tuple[Message, ...], Sequence[JSONObject]]:
         """The messages and tool schemas that the call of a MODEL step saw, exactly."""
@@ -157,6 +175,31 @@ class Reader:
         if row is None or row["context"] is None:
             raise UsageError(f"step {step.index} of {trajectory_id} is not a model call")
         return self._messages(row["context"]), _schemas(row["tools"])
+
+    def offered_tools(self, trajectory_id: str) -> tuple[JSONObject, ...]:
+        """The tool schemas of the first call whose input was recorded; empty if none was."""
+        row = self._db.execute(
+            "SELECT k.body FROM steps s JOIN trajectories t ON t.seq = s.trajectory"
+            " LEFT JOIN tool_schemas k ON k.id = s.tools"
+            " WHERE t.id = ? AND s.kind = 'model' AND s.context IS NOT NULL ORDER BY s.idx LIMIT 1",
+            (trajectory_id,),
+        ).fetchone()
+        return tuple(_schemas(row["body"])) if row else ()
+
+    def verdicts(self, trajectory_id: str) -> tuple[float | None, float | None]:
+        """The latest reward and the latest rating, on the 1…5 scale."""
+        query = f"SELECT {LATEST_REWARD}, {LATEST_RATING} FROM trajectories t WHERE t.id = ?"
+        reward, rating = self._db.execute(query, (trajectory_id,)).fetchone()
+        return reward, rating
+
+    def failing_ids(self, condition: SqlCondition, filters: Filter = ALL) -> Iterator[str]:
+        """The trajectories that match the filter and do not satisfy the condition."""
+        clause, values = filters.where()
+        rows = self._db.execute(
+            f"SELECT t.id {JOINED} WHERE {clause} AND NOT coalesce(({condition.clause}), 0)",
+            [*values, *condition.values],
+        )
+        return (row["id"] for row in rows)
 
     def record(self, trajectory: Trajectory) -> Record:
         """The trajectory with all that the store holds about it."""
@@ -239,6 +282,22 @@ class Reader:
         """One short line for each matching trajectory, oldest first."""
         return select_attempts(self._db, filters)
 
+    def surplus_attempts(self) -> frozenset[str]:
+        """Trajectories that are not their sample's row in a dataset; see store.samples."""
+        return samples.surplus_attempts(self._db)
+
+    def latest_attempt_id(self, sample: samples.SampleName) -> str | None:
+        """The newest trajectory of a sample of a batch run."""
+        return samples.latest_attempt(self._db, sample)
+
+    def latest_attempt(self, sample: samples.SampleName) -> Trajectory | None:
+        trajectory_id = self.latest_attempt_id(sample)
+        return None if trajectory_id is None else self.get(trajectory_id)
+
+    def unjournaled_cost_usd(self, trajectory_id: str) -> float:
+        """What an attempt cost that its run's journal does not know of; see store.samples."""
+        return samples.unjournaled_cost_usd(self._db, trajectory_id)
+
     def derived(self, ids: Sequence[str]) -> list[str]:
         """Trajectories that were made from these, at any distance."""
         return derived_ids(self._db, ids)
@@ -295,3 +354,7 @@ class Reader:
 
 def _schemas(body: str | None) -> Sequence[JSONObject]:
     return json.loads(body) if body else ()
+
+
+def _lower(text: str | None) -> str | None:
+    return None if text is None else text.lower()

@@ -30,7 +30,7 @@ from hermes.core import (
 from hermes.core.json import JSON
 from hermes.errors import StoreError
 from hermes.store import facts, metrics, owner
-from hermes.store.encode import pack_floats, pack_ints, search_text
+from hermes.store.encode import pack_floats, pack_ints, search_text, storable
 from hermes.store.query import TOTALS
 from hermes.store.rating import events, queues
 
@@ -63,6 +63,8 @@ class Rows:
         self._seq: dict[str, int] = {}
         self._path: dict[int, list[_Node]] = {}
         self._tools: dict[int, tuple[Sequence[JSONObject], int]] = {}
+        self._messages: dict[Message, _Stored] = {}
+        """Of this transaction: between two, another process may delete."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -73,6 +75,10 @@ class Rows:
         self._seq.clear()
         self._path.clear()
         self._tools.clear()
+        self._messages.clear()
+
+    def begin_transaction(self) -> None:
+        self._messages.clear()
 
     def insert_metrics(self, run_id: str, step: int, values: Mapping[str, float], at_ms: int) -> None:
         metrics.insert(self._db, run_id, step, values, at_ms)
@@ -82,7 +88,7 @@ class Rows:
 
     def insert_fact(self, fact: Fact, max_facts: int) -> None:
         trajectory = None if fact.trajectory_id is None else self._trajectory(fact.trajectory_id)
-        facts.insert(self._db, replace(fact, text=_storable(self._redact(fact.text))), trajectory, max_facts)
+        facts.insert(self._db, replace(fact, text=storable(self._redact(fact.text))), trajectory, max_facts)
 
     def delete_fact(self, fact_id: str) -> None:
         facts.delete(self._db, fact_id)
@@ -137,7 +143,7 @@ class Rows:
                 message.id,
                 step.started_at_ms,
                 step.ephemeral,
-                _storable(self._redact(step.result.name)) if step.result else None,
+                storable(self._redact(step.result.name)) if step.result else None,
                 step.result.ok if step.result else None,
                 body,
                 stored_context.context if stored_context else None,
@@ -199,9 +205,9 @@ class Rows:
         """
         trajectory = self._trajectory(rating.trajectory_id)
         if rating.comment:
-            rating = replace(rating, comment=_storable(self._redact(rating.comment)))
+            rating = replace(rating, comment=storable(self._redact(rating.comment)))
         if rating.labels:
-            rating = replace(rating, labels=tuple(_storable(self._redact(label)) for label in rating.labels))
+            rating = replace(rating, labels=tuple(storable(self._redact(label)) for label in rating.labels))
         if events.is_stored(self._db, rating):
             return
         if checked:
@@ -214,7 +220,7 @@ class Rows:
 
     def _insert_outcome(self, trajectory: int, outcome: Outcome, now_ms: int) -> None:
         """The totals are summed from the steps that are really there."""
-        detail = _storable(self._redact(outcome.detail)) if outcome.detail else None
+        detail = storable(self._redact(outcome.detail)) if outcome.detail else None
         self._db.execute(
             f"INSERT INTO outcomes SELECT ?, ?, ?, ?, ?, ?, {TOTALS}",
             (
@@ -238,6 +244,8 @@ class Rows:
         return self._seq[trajectory_id]
 
     def _open_trajectory(self, trajectory_id: str) -> int:
+        if trajectory_id in self._seq:  # from its first step to its outcome
+            return self._seq[trajectory_id]
         seq = self._trajectory(trajectory_id)
         if not self._db.execute("SELECT 1 FROM unfinished WHERE trajectory = ?", (seq,)).fetchone():
             raise StoreError(f"trajectory {trajectory_id} is finished and cannot be changed")
@@ -247,6 +255,11 @@ class Rows:
         return self._redact(canonical_json(value))
 
     def _message(self, message: Message) -> _Stored:
+        if message not in self._messages:
+            self._messages[message] = self._store_message(message)
+        return self._messages[message]
+
+    def _store_message(self, message: Message) -> _Stored:
         text = canonical_json(message.to_json())
         clean = self._redact(text)
         redacted = clean != text
@@ -261,7 +274,7 @@ class Rows:
         assert cursor.lastrowid is not None
         self._db.execute(
             "INSERT INTO message_search (rowid, text) VALUES (?, ?)",
-            (cursor.lastrowid, _storable(self._redact(search_text(message)))),
+            (cursor.lastrowid, storable(self._redact(search_text(message)))),
         )
         return _Stored(cursor.lastrowid, redacted)
 
@@ -326,8 +339,3 @@ class Rows:
 
 def cut_outcome() -> Outcome:
     return Outcome(StopReason.CUT, Boundary.HOST, detail=CUT_DETAIL)
-
-
-def _storable(text: str) -> str:
-    """SQLite text is UTF-8; a lone surrogate has no such form."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hermes.core import Usage
 from hermes.store.query import JOINED, LATEST_RATING, LATEST_REWARD, Filter
+from hermes.store.samples import REPLAYED
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,18 @@ class Stats:
     rated: int
 
 
+_REPLAYED = f"""
+SELECT count(*), coalesce(sum(s.body ->> '$.usage.input_tokens'), 0),
+    coalesce(sum(s.body ->> '$.usage.cached_input_tokens'), 0),
+    coalesce(sum(s.body ->> '$.usage.cache_write_tokens'), 0),
+    coalesce(sum(s.body ->> '$.usage.output_tokens'), 0),
+    coalesce(sum(s.body ->> '$.usage.reasoning_tokens'), 0), coalesce(sum(s.body ->> '$.cost_usd'), 0.0)
+FROM steps s JOIN trajectories t ON t.seq = s.trajectory
+WHERE t.relation = 'continued' AND s.kind = 'model' AND {REPLAYED} AND t.seq IN (SELECT t.seq {{chosen}})
+"""
+"""Model calls that a continued trajectory has from an earlier one: they were made and paid once."""
+
+
 def statistics(connection: sqlite3.Connection, filters: Filter) -> Stats:
     condition, values = filters.where()
     chosen = f"{JOINED} WHERE {condition}"
@@ -55,14 +68,16 @@ def statistics(connection: sqlite3.Connection, filters: Filter) -> Stats:
         f" {chosen}",
         values,
     ).fetchone()
+    replayed = connection.execute(_REPLAYED.format(chosen=chosen), values).fetchone()
+    usage = [total - again for total, again in zip(totals[2:7], replayed[1:6], strict=True)]
     return Stats(
         trajectories=totals[0],
         by_stop_reason=counts("coalesce(o.stop_reason, 'running')"),
         by_model=counts("t.model"),
         by_source=counts("t.source"),
-        turns=totals[1],
-        usage=Usage(*totals[2:7]),
-        cost_usd=totals[7],
+        turns=totals[1] - replayed[0],
+        usage=Usage(*usage),
+        cost_usd=None if totals[7] is None else totals[7] - replayed[6],
         unpriced=totals[8],
         tools=_tool_stats(connection, chosen, values),
         mean_reward=totals[9],
@@ -74,8 +89,10 @@ def statistics(connection: sqlite3.Connection, filters: Filter) -> Stats:
 
 def _tool_stats(connection: sqlite3.Connection, chosen: str, values: list[object]) -> dict[str, ToolStats]:
     rows = connection.execute(
-        "SELECT tool, body ->> '$.error_kind', count(*) FROM steps"
-        f" WHERE kind = 'tool' AND trajectory IN (SELECT t.seq {chosen}) GROUP BY 1, 2 ORDER BY 1, 2",
+        "SELECT s.tool, s.body ->> '$.error_kind', count(*)"
+        " FROM steps s JOIN trajectories t ON t.seq = s.trajectory"
+        f" WHERE s.kind = 'tool' AND {REPLAYED} IS NOT 1 AND t.seq IN (SELECT t.seq {chosen})"
+        " GROUP BY 1, 2 ORDER BY 1, 2",
         values,
     )
     gathered: dict[str, dict[str | None, int]] = {}

@@ -93,6 +93,10 @@ class Writer:
         self._submit(operation).result()
         return added[0]
 
+    def delete_queue(self, name: str) -> None:
+        """Deletes a queue; its ratings stay. UsageError if there is none of this name."""
+        self._submit(lambda rows: queues.delete(rows.connection, name)).result()
+
     def take_item(self, request: TakeRequest) -> TakenItem | None:
         """Leases the next item of a queue to a rater; no other rater gets it until the lease ends."""
         taken: list[TakenItem | None] = []
@@ -148,6 +152,7 @@ class Writer:
         try:
             with sqlite.write_lock(self._path):
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._rows.begin_transaction()
                 for position, (operation, _) in enumerate(batch):
                     failure = self._attempt(operation)
                     if failure is not None:

@@ -87,6 +87,9 @@ class Tool:
     timeout_s: float = 120.0
     """Hard limit; a tool with a time-out argument must stay below it."""
     max_result_chars: int = 100_000
+    stateless: bool = False
+    """Whether a call leaves nothing behind that a later one could need: no file, no process, no list. Then
+    its recorded result stands for it when an interrupted rollout is continued."""
 
     @property
     def schema(self) -> JSONObject:

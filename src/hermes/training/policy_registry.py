@@ -2,12 +2,14 @@
 
 Every candidate keeps where it comes from: the policy it started from, the method, and the ids of the ratings
 it learned from. The current policy is the newest promotion's; before the first it is the base model. A
-rollback is a promotion of an earlier policy: nothing is removed.
+rollback is a promotion of an earlier policy. Only a person removes a policy: its record stays in the log,
+marked as deleted, and its files go.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +21,8 @@ from hermes.errors import HermesError, UsageError
 
 BASE_ID = "base"
 _LOG = "log.jsonl"
+_ROLLED_BACK = "rolled back from "
+"""How the reason of a rollback begins."""
 NAME = "policy"
 """The model name that stands for the current policy."""
 
@@ -67,7 +71,10 @@ class PolicyRegistry:
 
     def policies(self) -> list[PolicyRecord]:
         """Oldest first."""
-        return [_record(event) for event in self._events() if event["event"] == "candidate"]
+        events = self._events()
+        deleted = {event["policy_id"] for event in events if event["event"] == "deletion"}
+        records = [_record(event) for event in events if event["event"] == "candidate"]
+        return [record for record in records if record.id not in deleted]
 
     def promotions(self) -> list[Promotion]:
         """Oldest first."""
@@ -111,18 +118,34 @@ class PolicyRegistry:
         self._append({"event": "promotion", "policy_id": record.id, "at_ms": _now_ms(), "reason": reason})
         return record
 
+    def delete(self, policy_id: str) -> None:
+        """Removes a policy and its files in the home; UsageError if it is the current one or the base."""
+        record = self.find(policy_id)
+        if record.id in (BASE_ID, self.current().id):
+            raise UsageError(
+                f"{record.id} answers as the current policy", "promote another one first, or roll back"
+            )
+        self._append({"event": "deletion", "policy_id": record.id, "at_ms": _now_ms()})
+        shutil.rmtree(self.folder / record.id, ignore_errors=True)
+
     def rollback(self) -> PolicyRecord:
-        """The policy before the current one becomes current again."""
-        promotions = self.promotions()
-        if not promotions or promotions[-1].policy_id == BASE_ID:
+        """The policy that was current before the current one becomes current again."""
+        return self.promote(self.before_current().id, f"{_ROLLED_BACK}{self.current().id}")
+
+    def before_current(self) -> PolicyRecord:
+        """Where a rollback goes; UsageError if nothing was promoted that is not rolled back already."""
+        history = [BASE_ID]
+        ids = {BASE_ID, *(record.id for record in self.policies())}
+        for promotion in self.promotions():
+            if promotion.policy_id not in ids:
+                continue  # it was deleted
+            if promotion.reason.startswith(_ROLLED_BACK) and history[-2:-1] == [promotion.policy_id]:
+                history.pop()
+            elif promotion.policy_id != history[-1]:
+                history.append(promotion.policy_id)
+        if len(history) == 1:
             raise UsageError("no policy was promoted yet; the base model is in use", "hermes improve")
-        current = promotions[-1].policy_id
-        earlier = [entry.policy_id for entry in promotions if entry.policy_id != current]
-        parents = {record.id: record.parent for record in self.policies()}
-        target = parents.get(current, BASE_ID)
-        if target != BASE_ID and target not in parents:
-            target = earlier[-1] if earlier else BASE_ID
-        return self.promote(target, f"rolled back from {current}")
+        return self.find(history[-2])
 
     def _events(self) -> list[JSONObject]:
         path = self.folder / _LOG

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from hermes.data.where import FIELDS, Condition, parse
 from hermes.errors import UsageError
-from hermes.store.browse.columns import SqlCondition, sql_condition
+from hermes.store.browse.columns import SqlCondition
 from hermes.web.responses import PageError
 
 _MAX_CONDITIONS = 20
@@ -33,10 +33,7 @@ class TrajectoryQuery:
 
     @property
     def sql(self) -> list[SqlCondition]:
-        return [
-            sql_condition(condition.field, condition.operator, condition.value)
-            for condition in self.conditions
-        ]
+        return [condition.sql for condition in self.conditions]
 
     def without(self, condition: Condition) -> str:
         """The query string of the same query without one condition."""

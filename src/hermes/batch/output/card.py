@@ -48,7 +48,8 @@ def render(spec: RunSpec, statistics: JSONObject, *, with_parquet: bool) -> str:
 
 
 def spec_digest(spec: RunSpec) -> str:
-    return content_hash(canonical_json(spec.to_json()))
+    """Equal for runs that were started alike."""
+    return content_hash(canonical_json({name: v for name, v in spec.to_json().items() if name != "id"}))
 
 
 def _data_files(with_parquet: bool) -> list[tuple[str, str]]:

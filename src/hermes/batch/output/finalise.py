@@ -26,6 +26,7 @@ from hermes.batch.output import card
 from hermes.batch.output.statistics import DUPLICATE, StatisticsTally
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
+from hermes.batch.run_lock import hold_run
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
 from hermes.core import JSONObject
@@ -35,8 +36,8 @@ from hermes.data.formats.batch import FORMAT, content_digest, dataset_row
 from hermes.data.lines import encode_row
 from hermes.disk.drafts import sweep
 from hermes.disk.files import replacing
+from hermes.safety.redact import MARKER
 
-_MARKER = "[REDACTED:"
 _UNPLANNED = "no longer in the dataset"
 _OUTPUTS = (
     "trajectories.jsonl",
@@ -47,6 +48,23 @@ _OUTPUTS = (
     "README.md",
     card.PARQUET_FOLDER,
 )
+
+
+def delete_run(folder: Path) -> list[str]:
+    """Deletes the run in `folder`: its journal and the files made from it.
+
+    Returns the names that are left: files of somebody else, which keep the folder. UsageError if a process
+    carries out the run.
+    """
+    with hold_run(folder):
+        for name in (*_OUTPUTS, "run.json", "journal"):
+            sweep(folder / name)
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    left = sorted(path.name for path in folder.iterdir())
+    if not left:
+        folder.rmdir()
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +128,7 @@ class _RowWriter:
         reason = reason or self._duplicate(key, row)
         encoded = encode(row if reason is None else {**row, "filtered": reason}, FORMAT)
         self._tally.add_finished(encoded.row, reason)
-        self._tally.redacted_rows += _MARKER in encoded.line
+        self._tally.redacted_rows += MARKER in encoded.line
         for sink in self._dataset if reason is None else (self._filtered,):
             sink.add(encoded)
 

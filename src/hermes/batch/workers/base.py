@@ -24,7 +24,8 @@ class WorkerJob:
     spec: RunSpec
     concurrency: int
     """Maximum number of samples in flight in this worker."""
-    max_cost_usd: float | None
+    budgeted: bool
+    """Whether each model call asks the pool for its cost first; see batch.workers.run_budget."""
     rewards: tuple[str, ...]
     """Reward functions named by rows."""
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from hermes.batch.attempt import interrupted_cost_usd
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
+from hermes.batch.overview import recorded_cost_usd
 from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
@@ -24,8 +26,12 @@ from hermes.batch.start_record import write_start
 from hermes.batch.tasks import Dataset
 from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
 from hermes.batch.workers.process import ProcessWorkers
+from hermes.batch.workers.run_budget import CallName, CostLedger
+from hermes.config.load import load
+from hermes.config.paths import db_path
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError
+from hermes.store import Reader
 
 _CRASHES_BEFORE_ALONE = 1
 _ROUNDS = 3
@@ -65,7 +71,7 @@ class RunOptions:
     max_tries: int = 3
     """Attempts at one sample after infrastructure failures or dead workers."""
     max_cost_usd: float | None = None
-    """Divided among the workers; the unspent part of a dead worker goes to its successors."""
+    """The most that the run may cost, earlier starts included."""
 
 
 @dataclass(slots=True)
@@ -91,8 +97,6 @@ class _Worker:
     outstanding: dict[SampleKey, None] = field(default_factory=dict)
     alone: bool = False
     """Runs one suspect sample at a time and nothing else."""
-    budget_usd: float | None = None
-    """Remaining budget, according to its reports."""
     listener: asyncio.Task[None] | None = None
 
 
@@ -136,8 +140,12 @@ class Pool:
         self._draining = False
         self._stopping = False
         self._started_workers = 0
-        self._budget_usd = options.max_cost_usd
-        """Not yet allotted to a worker."""
+        self._ledger: CostLedger | None = None
+        if options.max_cost_usd is not None:
+            spent_usd = recorded_cost_usd(folder / "journal")
+            with Reader(db_path(load(spec.settings).home)) as reader:
+                spent_usd += interrupted_cost_usd(reader, spec, planned)
+            self._ledger = CostLedger(options.max_cost_usd, spent_usd)
 
     async def run(self) -> RunResult:
         write_start(self._folder, self.result.total, self.result.finished)
@@ -159,7 +167,7 @@ class Pool:
     async def _run_queue(self) -> None:
         try:
             while self._work_left() or self._in_flight():
-                if self._fatal is not None or self._stopping:
+                if self._stopping or (self._fatal is not None and not self._draining):
                     break
                 if self._draining and not self._in_flight():
                     break
@@ -210,23 +218,10 @@ class Pool:
     async def _start_worker(self, *, alone: bool) -> None:
         self._started_workers += 1
         name = f"{new_id()}-{self._started_workers}"
-        budget_usd = self._allot_budget()
-        handle = await self._worker_source.start(
-            WorkerJob(name, self._spec, self._share(), budget_usd, self._rewards)
-        )
-        worker = _Worker(name, handle, alone=alone, budget_usd=budget_usd)
+        job = WorkerJob(name, self._spec, self._share(), self._ledger is not None, self._rewards)
+        worker = _Worker(name, await self._worker_source.start(job), alone=alone)
         worker.listener = asyncio.create_task(self._listen(worker))
         self._workers[name] = worker
-
-    def _allot_budget(self) -> float | None:
-        """One worker's part of the remaining budget, equal for all workers that may still start."""
-        if self._budget_usd is None:
-            return None
-        regular = sum(not worker.alone for worker in self._workers.values())
-        to_come = self._options.num_workers - regular + bool(self._suspects)
-        part = self._budget_usd / max(1, to_come)
-        self._budget_usd -= part
-        return part
 
     def _dispatch_samples(self) -> None:
         for worker in self._workers.values():
@@ -258,15 +253,29 @@ class Pool:
                 self._finish(worker, report)
             case "gauges":
                 self._watcher.gauges(worker.name, report["in_flight"], report["limit"], report["waiting"])
-            case "fatal" if self._fatal is None:
-                self._fatal = HermesError(report["message"], report["hint"])
+            case "fatal":
+                self._fatal = self._fatal or HermesError(report["message"], report["hint"])
+                self._draining = False
+            case "unpaid":
+                worker.outstanding.pop(SampleKey(report["key"], report["sample"]), None)
+                self._draining = self._draining or self._fatal is None
+                self._fatal = self._fatal or HermesError(report["message"], report["hint"])
+            case "reserve" if self._ledger is not None:
+                self._ledger.reserve(CallName(worker.name, report["call"]), report["usd"])
+            case "spent" if self._ledger is not None:
+                self._ledger.settle(CallName(worker.name, report["call"]), report["usd"])
+        self._decide_calls()
         self._changed.set()
+
+    def _decide_calls(self) -> None:
+        """Tells the workers which of their model calls may start, and which the budget refuses."""
+        for call, refusal in self._ledger.decide() if self._ledger else ():
+            order = {"do": "decide", "call": call.number, "refusal": refusal}
+            self._workers[call.worker].handle.send(order)
 
     def _finish(self, worker: _Worker, report: JSONObject) -> None:
         key = SampleKey(report["key"], report["sample"])
         worker.outstanding.pop(key, None)
-        if worker.budget_usd is not None:
-            worker.budget_usd -= report["cost_usd"] or 0.0
         state = SampleState(report["state"])
         if state is SampleState.FAILED:
             self._tries[key] += 1
@@ -283,8 +292,9 @@ class Pool:
     def _on_worker_end(self, worker: _Worker) -> None:
         """Requeues the samples of an ended worker; one that keeps killing workers runs alone, then fails."""
         self._workers.pop(worker.name, None)
-        if self._budget_usd is not None and worker.budget_usd is not None:
-            self._budget_usd += max(0.0, worker.budget_usd)
+        if self._ledger is not None:
+            self._ledger.end_worker(worker.name)
+            self._decide_calls()
         if worker.outstanding and not self._stopping and self._fatal is None:
             self.result.worker_deaths += 1
             self._watcher.worker_died(worker.name, len(worker.outstanding))

@@ -36,7 +36,7 @@ class ProcessWorkers:
                 "folder": str(self._folder),
                 "name": job.name,
                 "concurrency": job.concurrency,
-                "max_cost_usd": job.max_cost_usd,
+                "budgeted": job.budgeted,
                 "rewards": list(job.rewards),
             }
         )

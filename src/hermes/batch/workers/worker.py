@@ -4,10 +4,12 @@ Orders are JSON lines on standard input, the job first; reports are JSON lines o
 reported finished only after its entry is in this worker's journal segment. On `drain` the worker finishes the
 samples in flight and exits; when standard input ends, because the parent died, it stops at once.
 
-    in:  {"do": "start", "folder", "name", "concurrency", "max_cost_usd", "rewards"} · {"do": "drain"}
-         {"do": "run", "row": {…}, "sample": 0}
+    in:  {"do": "start", "folder", "name", "concurrency", "budgeted", "rewards"} · {"do": "drain"}
+         {"do": "run", "row": {…}, "sample": 0} · {"do": "decide", "call": 0, "refusal"}
     out: {"say": "ready"} · {"say": "finished", "key", "sample", "state", "reason", …}
          {"say": "gauges", "in_flight", "limit", "waiting"} · {"say": "fatal", "message", "hint"}
+         {"say": "unpaid", "key", "sample", "message", "hint"}
+         {"say": "reserve", "call", "usd"} · {"say": "spent", "call", "usd"}
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ from hermes.batch.rollout import WorkerContext, run_sample
 from hermes.batch.spec import RunSpec, load_spec
 from hermes.batch.tasks import TaskRow
 from hermes.batch.workers.base import WorkerJob
-from hermes.batch.workers.budget_wait import BudgetWaitingModel
+from hermes.batch.workers.run_budget import BudgetedModel
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
+from hermes.config.paths import db_path
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject, StopReason
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
+from hermes.models.prices import price_of
 from hermes.safety.redact import Redactor
+from hermes.store import Reader
 
 _GAUGE_INTERVAL_S = 1.0
 _LINE_BYTES = 1 << 28
@@ -70,6 +75,10 @@ class Worker:
                 if order["do"] == "drain":
                     await asyncio.gather(*self._running)
                     return
+                if order["do"] == "decide":
+                    assert isinstance(self._context.model, BudgetedModel)
+                    self._context.model.decide(order["call"], order["refusal"])
+                    continue
                 task = asyncio.create_task(self._run(TaskRow.from_json(order["row"]), order["sample"]))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
@@ -99,7 +108,10 @@ class Worker:
         self._send_report(_finished_report(entry))
 
     def _fatal_report(self, entry: SampleEntry) -> JSONObject | None:
-        """A rejected key or a spent budget is not a sample's failure: no entry is written, the run stops."""
+        """A rejected key or a spent budget is not a sample's failure: no entry is written, the run stops.
+
+        With a spent budget the other samples in flight end by themselves, at their next call.
+        """
         outcome = entry.row.get("outcome") or {}
         if outcome.get("error_type") == AuthError.__name__:
             return {
@@ -108,11 +120,12 @@ class Worker:
                 "hint": "set a valid key, then run the same command",
             }
         if outcome.get("stop_reason") == StopReason.MAX_COST and not self._reached_own_limit(entry):
-            hint = "run the same command with a higher --max-cost to continue"
             return {
-                "say": "fatal",
+                "say": "unpaid",
+                "key": entry.key,
+                "sample": entry.sample,
                 "message": f"the run's budget is spent: {outcome['detail']}",
-                "hint": hint,
+                "hint": "run the same command with a higher --max-cost to continue",
             }
         return None
 
@@ -144,7 +157,7 @@ def _finished_report(entry: SampleEntry) -> JSONObject:
         "state": entry.state.value,
         "reason": entry.reason,
         "usage": entry.row.get("usage"),
-        "cost_usd": entry.row.get("cost_usd"),
+        "cost_usd": entry.paid_usd,
         "turns": entry.row.get("turns", 0),
     }
 
@@ -158,12 +171,15 @@ async def work(
 ) -> None:
     """Runs a worker until it is drained or its orders end."""
     config = _config(job.spec, job.concurrency)
-    budget = Budget(max_cost_usd=job.max_cost_usd)
-    model = BudgetWaitingModel(open_model(config, job.spec.model, job.spec.base_url, budget), budget)
+    budget = Budget()
+    model = open_model(config, job.spec.model, job.spec.base_url, budget)
+    if job.budgeted:
+        model = BudgetedModel(model, budget, price_of(config.settings, model.name), send_report)
     journal = open_journal(Redactor(config.secrets).text)
     try:
-        with open_writer(config) as writer:
-            context = WorkerContext(job.spec, config, model, writer, _load_rewards(job.spec, job.rewards))
+        with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
+            rewards = _load_rewards(job.spec, job.rewards)
+            context = WorkerContext(job.spec, config, model, writer, reader, rewards)
             send_report({"say": "ready"})
             await Worker(context, journal, send_report).serve(orders)
     finally:
@@ -209,7 +225,7 @@ async def _serve_stdin(send_report: SendReport) -> None:
             name=start["name"],
             spec=load_spec(folder),
             concurrency=start["concurrency"],
-            max_cost_usd=start["max_cost_usd"],
+            budgeted=start["budgeted"],
             rewards=tuple(start["rewards"]),
         )
         await work(

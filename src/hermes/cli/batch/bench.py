@@ -134,13 +134,16 @@ class _Bench:
 
         options = replace(self._batch_options(model), reward=self._reward)
         folder = options.folder
-        spec = open_run(folder, make_spec(options, self._dataset), accept_changes=options.accept_changes)
+        new_spec = make_spec(options, self._dataset)
         with (
+            open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
             open_workers(options, folder) as workers,
-            open_view(as_json=options.as_json, title=model) as view,
         ):
-            asyncio.run(run_batch(folder, spec, self._dataset, run_options(options), view, workers))
-        summary = finalise(folder, spec, self._dataset)
+            try:
+                with open_view(as_json=options.as_json, title=model) as view:
+                    asyncio.run(run_batch(folder, spec, self._dataset, run_options(options), view, workers))
+            finally:
+                summary = finalise(folder, spec, self._dataset)
         return Contender(model, read_attempts(folder), summary.failed + summary.not_run)
 
     def _batch_options(self, model: str) -> BatchOptions:

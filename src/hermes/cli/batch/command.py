@@ -13,6 +13,13 @@ import click
 from hermes.cli.options import CommandGroup, json_option, refuse_key
 from hermes.errors import UsageError
 
+_output_dir = click.option(
+    "--output-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    show_default=True,
+    help="Folder that has the runs.",
+)
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
@@ -76,7 +83,11 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--timeout", type=float, help="Time limit of a sample, in seconds.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum length of one completion.")
 @click.option("--temperature", type=float, help="Sampling temperature; the server's own if unset.")
-@click.option("--max-cost", type=float, help="Budget of this start in US dollars; needs known prices.")
+@click.option(
+    "--max-cost",
+    type=float,
+    help="Budget of the run in US dollars, over all its starts; needs prices.",
+)
 @click.option(
     "--max-tries",
     type=click.IntRange(min=1),
@@ -121,13 +132,7 @@ _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 @click.option("--min-reward", type=float, help="Exclude samples below this reward.")
 @click.option("--dedupe", is_flag=True, help="Exclude repeated conversations.")
 @click.option("--sandbox", metavar="NAME", help="local, bubblewrap or docker.")
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Folder that has the runs.",
-)
+@_output_dir
 @click.option(
     "--config",
     "config_file",
@@ -166,13 +171,7 @@ def batch(ctx: click.Context, /, **params: Any) -> None:
 
 @batch.command()
 @click.argument("run_name")
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Folder that has the runs.",
-)
+@_output_dir
 @json_option
 def status(run_name: str, output_dir: Path, as_json: bool) -> None:
     """Show how a run stands.
@@ -196,6 +195,34 @@ def status(run_name: str, output_dir: Path, as_json: bool) -> None:
     click.echo(status_text(facts))
 
 
+@batch.command()
+@click.argument("run_name")
+@_output_dir
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def delete(run_name: str, output_dir: Path, yes: bool, as_json: bool) -> None:
+    """Delete a run's folder: its journal, its dataset, its statistics.
+
+    Its trajectories stay in the store; 'hermes trajectories delete --run NAME' deletes them.
+    """
+    from hermes.batch.output.finalise import delete_run
+    from hermes.batch.overview import overview
+    from hermes.cli import question
+
+    folder = output_dir / run_name
+    if not (folder / "run.json").exists():
+        raise _unknown_run(run_name, output_dir)
+    if not as_json:
+        finished = overview(folder)["finished"]
+        click.echo(f"{folder}: {finished} finished samples; its trajectories stay in the store")
+    question.confirm_deletion(f"the run {run_name}", yes=yes)
+    left = delete_run(folder)
+    if as_json:
+        click.echo(json.dumps({"deleted": run_name, "left": left}))
+        return
+    click.echo(f"deleted: run {run_name}" + (f"; {folder} keeps {', '.join(left)}" if left else ""))
+
+
 def _unknown_run(name: str, output_dir: Path) -> UsageError:
     names = sorted(path.parent.name for path in output_dir.glob("*/run.json"))
     close = get_close_matches(name, names, n=1)
@@ -205,13 +232,7 @@ def _unknown_run(name: str, output_dir: Path) -> UsageError:
 
 
 @batch.command("list")
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Folder that has the runs.",
-)
+@_output_dir
 @json_option
 def list_(output_dir: Path, as_json: bool) -> None:
     """List all runs."""

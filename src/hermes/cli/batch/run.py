@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
@@ -23,7 +23,7 @@ from hermes.batch.workers.base import WorkerSource
 from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.options import BatchOptions
-from hermes.cli.batch.status_text import failure_lines
+from hermes.cli.batch.status_text import continued_text, failure_lines
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
@@ -56,16 +56,21 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None) -> int:
     for reference in {options.reward, *(row.reward for row in dataset.rows)}:
         if reference is not None:
             load_reward(reference)  # a mistake in it is found before anything is paid for
-    spec = open_run(folder, make_spec(options, dataset), accept_changes=options.accept_changes)
+    new_spec = make_spec(options, dataset)
     with (
+        open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
         worker_context as workers,  # before the signal handlers: Ray sets its own
-        open_view(as_json=options.as_json, title=options.run_name) as view,
+        ExitStack() as display,
     ):
+        view = display.enter_context(open_view(as_json=options.as_json, title=options.run_name))
         pool = Pool(folder, spec, dataset, run_options(options), view, workers)
-        result = asyncio.run(_run_with_signals(pool))
-    summary = finalise(folder, spec, dataset)
-    _report(folder, result, summary, as_json=options.as_json)
-    return 0 if result.complete and not _never_scored(summary) else 1
+        try:
+            asyncio.run(_run_with_signals(pool))
+        finally:  # the dataset is written at every end, a fatal one included
+            display.close()
+            summary = finalise(folder, spec, dataset)
+            _report(folder, pool.result, summary, as_json=options.as_json)
+    return 0 if pool.result.complete and not _never_scored(summary) else 1
 
 
 def _never_scored(summary: DatasetSummary) -> bool:
@@ -190,7 +195,7 @@ def _missing_toolsets(
     return tuple(reasons)
 
 
-async def _run_with_signals(pool: Pool) -> RunResult:
+async def _run_with_signals(pool: Pool) -> None:
     """The first Ctrl-C drains, the second stops; SIGTERM stops."""
     loop = asyncio.get_running_loop()
     interrupted = False
@@ -206,7 +211,7 @@ async def _run_with_signals(pool: Pool) -> RunResult:
 
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
     loop.add_signal_handler(signal.SIGTERM, pool.stop)
-    return await pool.run()
+    await pool.run()
 
 
 def _parse_toolsets(text: str | None) -> tuple[str, ...] | None:
@@ -258,6 +263,8 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
     if summary.filtered:
         click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
     state = overview(folder)
+    if state["continued"]:
+        click.echo(f"  continued: {continued_text(state)}")
     if state["scored"]:
         click.echo(f"  mean reward {state['mean_reward']:.3f} over {state['scored']} scored samples")
     for name, text in (

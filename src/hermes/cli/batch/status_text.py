@@ -23,10 +23,20 @@ def _lines(facts: JSONObject) -> Iterator[tuple[str, str]]:
     yield "samples", f"done {facts['done']}, filtered {facts['filtered']}, failed {facts['failed']}"
     unknown = f" and unknown for {facts['unpriced']}" if facts["unpriced"] and facts["cost_usd"] else ""
     yield "cost", f"{money(facts['cost_usd'])}{unknown}"
+    if facts["continued"]:
+        yield "continued", continued_text(facts)
     if facts["scored"]:
         yield "reward", f"mean {facts['mean_reward']:.3f} over {facts['scored']} scored"
     yield from failure_lines(facts["failures"], "failed", "the same command runs them again")
     yield from failure_lines(facts["grader_failures"], "unscored", "the reward function failed")
+
+
+def continued_text(facts: JSONObject) -> str:
+    """How many samples went on after an interruption, and what of their record could be used."""
+    return (
+        f"{facts['continued']} interrupted samples: {facts['replayed_calls']} recorded model calls used, "
+        f"{facts['repeated_calls']} asked again"
+    )
 
 
 def _state(facts: JSONObject) -> str:

@@ -76,9 +76,7 @@ def delete(
         return
     if not as_json:
         _show(doomed)
-    if not yes and not question.confirm(f"Delete {len(doomed.ids)} trajectories for good?"):
-        hint = "answer y" if question.has_person() else "add --yes: standard input is no terminal"
-        raise UsageError("nothing was deleted: it was not confirmed", hint)
+    question.confirm_deletion(f"{len(doomed.ids)} trajectories", yes=yes)
     with waiting(f"deleting {len(doomed.ids)} trajectories"):
         deletion = delete_trajectories(db_path(home), doomed.ids)
     if as_json:
@@ -99,7 +97,8 @@ def _find(home: Path, ids: Sequence[str], conditions: Filter, *, with_derived: b
         if ids:
             chosen = list(dict.fromkeys(reader.resolve(name) for name in ids))
         else:
-            chosen = [attempt.id for attempt in reader.attempts(conditions)]
+            running = reader.running_ids()
+            chosen = [name for name in reader.matching_ids(conditions) if name not in running]
         derived = reader.derived(chosen)
         if with_derived:
             chosen, derived = [*chosen, *derived], []

@@ -105,6 +105,8 @@ _OPTIONS = (
     ),
     click.option("--public", is_flag=True, help="Make the repository public."),
     click.option("--preview", is_flag=True, help="Print the first rows, write nothing."),
+    click.option("--delete", is_flag=True, help="Delete the export that --output names, with its manifest."),
+    click.option("--yes", is_flag=True, help="Do not ask before --delete."),
 )
 
 
@@ -146,7 +148,7 @@ class ExportOptions:
 @filter_options
 @json_option
 @stored_variables
-def export(listing: bool, **params: Any) -> None:
+def export(listing: bool, delete: bool, yes: bool, **params: Any) -> None:
     """Write trajectories as training data.
 
     Only completed ones, unless --all. Rows that are left out are counted with the reason and listed beside
@@ -158,6 +160,9 @@ def export(listing: bool, **params: Any) -> None:
 
     if listing:
         _list_formats(params["as_json"])
+        return
+    if delete:
+        _delete(params["output"], yes, params["as_json"])
         return
     options = make_options(ExportOptions, {**params, "filters": make_options(FilterOptions, params)})
     recipe = get_recipe(options.recipe) if options.recipe else None
@@ -186,6 +191,19 @@ def export(listing: bool, **params: Any) -> None:
         click.echo(f"recipe: {recipe.command(str(configs[0]))}")
     if url:
         click.echo(f"pushed to {url}")
+
+
+def _delete(output: Path | None, yes: bool, as_json: bool) -> None:
+    from hermes.cli import question
+    from hermes.data.export.manifest import delete_export, path_for, read
+
+    if output is None:
+        raise UsageError("--output is missing", "name the file that the export wrote")
+    if not as_json:
+        click.echo(f"{output}: {read(path_for(output))['rows']} rows; copies and uploads of it stay")
+    question.confirm_deletion(f"the export {output}", yes=yes)
+    deleted = [str(path) for path in delete_export(output)]
+    click.echo(json.dumps({"deleted": deleted}) if as_json else f"deleted: {', '.join(deleted)}")
 
 
 def _choose_format(options: ExportOptions, recipe: TrainerRecipe | None) -> Format:

@@ -87,14 +87,16 @@ def show(name: str, as_json: bool) -> None:
 def promote(name: str, base_model: str, as_json: bool) -> None:
     """Make NAME the current policy.
 
-    NAME is an id, 'base', or weights as tinker://RUN/weights/NAME.
+    NAME is an id, 'base', or weights as tinker://RUN/weights/NAME. Weights that exist nowhere are refused.
     """
     import json
     import time
 
+    from hermes.config.load import load
+    from hermes.policies.open import check_servable
     from hermes.training.policy_registry import PolicyRecord, new_policy_id
 
-    registry = _registry()
+    config, registry = load(), _registry()
     if name.startswith("tinker://"):
         sampler = name.replace("/weights/", "/sampler_weights/")
         record = PolicyRecord(
@@ -106,20 +108,50 @@ def promote(name: str, base_model: str, as_json: bool) -> None:
             method="by hand",
             created_at_ms=time.time_ns() // 1_000_000,
         )
+        check_servable(config, record)
         registry.add(record)
-        name = record.id
-    record = registry.promote(name, "by hand")
+    else:
+        record = registry.find(name)
+        check_servable(config, record)
+    registry.promote(record.id, "by hand")
     click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
 
 
 @policy.command("rollback")
 @json_option
 def rollback(as_json: bool) -> None:
-    """Make the policy before the current one current again."""
+    """Make the policy current again that was current before."""
     import json
 
-    record = _registry().rollback()
+    from hermes.config.load import load
+    from hermes.policies.open import check_servable
+
+    registry = _registry()
+    check_servable(load(), registry.before_current())
+    record = registry.rollback()
     click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
+
+
+@policy.command("delete")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def delete(name: str, yes: bool, as_json: bool) -> None:
+    """Delete a policy that is not the current one.
+
+    Its copies of the weights and its report go with it; the checkpoints of the run that trained it stay.
+    """
+    import json
+
+    from hermes.cli import question
+
+    registry = _registry()
+    record = registry.find(name)
+    if not as_json:
+        click.echo(f"policy {record.id}: {record.method or 'no method'}, weights {record.weights}")
+    question.confirm_deletion(f"the policy {record.id}", yes=yes)
+    registry.delete(record.id)
+    click.echo(json.dumps({"deleted": record.id}) if as_json else f"deleted: policy {record.id}")
 
 
 @policy.command("compare")

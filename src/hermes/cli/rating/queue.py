@@ -40,6 +40,8 @@ from hermes.cli.options import add_options, filter_options, json_option
     click.option("--rater", help="Your name; default: your user name."),
     click.option("--list", "list_", is_flag=True, help="List the queues and their progress."),
     click.option("--make", is_flag=True, help="Make the queue or add new items, and rate nothing."),
+    click.option("--delete", is_flag=True, help="Delete the queue; the ratings given in it stay."),
+    click.option("--yes", is_flag=True, help="Do not ask before --delete."),
 )
 @filter_options
 @json_option
@@ -49,10 +51,13 @@ def queue(**params: Any) -> None:
     A queue that does not exist is made, from the rule and the filters; naming it again continues it. Two
     people never have the same item at once.
     """
-    from hermes.cli.rating.queue_run import list_queues, make_queue, rate_items
+    from hermes.cli.rating.queue_run import delete_queue, list_queues, make_queue, rate_items
 
     if params["list_"]:
         list_queues(params["as_json"])
+        return
+    if params["delete"]:
+        delete_queue(params["name"], yes=params["yes"], as_json=params["as_json"])
         return
     make_queue(params)
     if not params["make"]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from hermes.cli import question
 from hermes.cli.options import FilterOptions, make_options
 from hermes.cli.rating.items import show_item, steps_to_rate
 from hermes.cli.rating.keys import key_mode, line_mode, read_key
@@ -82,6 +83,17 @@ def make_queue(params: Mapping[str, Any]) -> None:
         )
     text = f"queue {printable(name)}: {progress.items} items, {progress.finished} done, {added} new"
     click.echo(json.dumps(asdict(progress)) if params["as_json"] else text)
+
+
+def delete_queue(name: str, *, yes: bool, as_json: bool) -> None:
+    with open_desk(load()) as desk:
+        progress = desk.progress(name)
+        if not as_json:
+            facts = f"{progress.items} items; its {progress.ratings} ratings stay"
+            click.echo(f"queue {printable(name)}: {facts}")
+        question.confirm_deletion(f"the queue {printable(name)}", yes=yes)
+        desk.delete_queue(name)
+    click.echo(json.dumps({"deleted": {"queues": 1}}) if as_json else "deleted: 1 queue")
 
 
 def list_queues(as_json: bool) -> None:

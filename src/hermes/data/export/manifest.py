@@ -6,6 +6,7 @@ It has no times and no machine in it: the same export gives the same manifest. P
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,6 +63,16 @@ def read(path: Path) -> JSONObject:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}", "export again") from error
     return manifest
+
+
+def delete_export(output: Path) -> list[Path]:
+    """Deletes the files of an export, named by its output: data, list of what was left out, manifest."""
+    path = path_for(output)
+    names = [path.parent / entry["name"] for entry in read(path)["files"]]
+    deleted = [file for file in (*names, removed_path_for(output), path) if file.exists()]
+    for file in deleted:
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    return deleted
 
 
 def mismatches(path: Path) -> list[str]:

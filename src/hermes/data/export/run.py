@@ -208,9 +208,9 @@ def _write_beside(output: Path, facts: JSONObject, left_out: LeftOut) -> list[Pa
     for beside in (removed, *paths):
         sweep(beside)
     if left_out.removals:
+        encode_line = json.JSONEncoder(ensure_ascii=False).encode
         with replacing(removed) as file:
-            for removal in left_out.removals:
-                file.write(json.dumps(removal.to_json(), ensure_ascii=False) + "\n")
+            file.writelines(f"{encode_line(removal.to_json())}\n" for removal in left_out.removals)
         paths.append(removed)
     else:
         removed.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from hermes.core import Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
 from hermes.core.model_call import INTERRUPTED
@@ -47,11 +48,21 @@ class LeftOut:
 def select(
     reader: Reader, selection: TrajectorySelection, left_out: LeftOut, *, whole: bool = False
 ) -> Iterator[Example]:
-    """Oldest first, one in memory at a time. `whole`: records as they are, compressed ones beside their
-    originals, and also those in which the model never answered."""
+    """Oldest first, one in memory at a time; a sample of a batch run once, however often it was interrupted.
+
+    `whole`: records as they are, all attempts at a sample, compressed ones beside their originals, and also
+    those in which the model never answered."""
     versions = compressed_versions(reader) if selection.compressed else {}
     curation = Curation(selection.rules)
-    for trajectory in reader.trajectories(selection.filters):
+    excluded = _excluded(reader, selection, versions)
+    if not whole:
+        reason = Exclusion("sample", "another attempt at the same sample of a batch run")
+        excluded |= dict.fromkeys(reader.surplus_attempts(), reason)
+    for trajectory_id in reader.matching_ids(selection.filters):
+        if trajectory_id in excluded:
+            left_out.add(trajectory_id, *excluded[trajectory_id])
+            continue
+        trajectory = reader.get(trajectory_id)
         if trajectory.header.relation is Relation.COMPRESSED and not whole:
             if not selection.compressed:
                 left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
@@ -77,6 +88,27 @@ def select(
         else:
             last = curation.removed[-1]
             left_out.add(last.id, last.rule, last.why, reason=last.rule)
+
+
+class Exclusion(NamedTuple):
+    rule: str
+    detail: str
+
+
+def _excluded(
+    reader: Reader, selection: TrajectorySelection, versions: Mapping[str, str]
+) -> dict[str, Exclusion]:
+    """The trajectories that a condition leaves out, found before any of them is read.
+
+    A compressed version has other values than its original: conditions on it are checked when it is read.
+    """
+    excluded: dict[str, Exclusion] = {}
+    for condition in selection.where:
+        reason = Exclusion("where", f"not {condition.text}")
+        for trajectory_id in reader.failing_ids(condition.sql, selection.filters):
+            if trajectory_id not in versions:
+                excluded.setdefault(trajectory_id, reason)
+    return excluded
 
 
 def in_version(example: Example, version: Trajectory) -> Example:

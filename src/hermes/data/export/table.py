@@ -75,6 +75,27 @@ KINDS: dict[str, Kind] = {
 """Every type that a column may have."""
 
 
+_PLAIN: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "int64": int,
+    "double": (int, float),
+    "bool": bool,
+    "json": object,
+}
+
+
+def fits(value: JSON, kind: Kind) -> bool:
+    """Whether a value can be in a column of this kind (one of `KINDS`, or its part); null can, if not in a
+    list."""
+    if value is None:
+        return True
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(item is not None and fits(item, kind[0]) for item in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(fits(value.get(name), part) for name, part in kind.items())
+    return isinstance(value, _PLAIN[kind]) and (kind in ("bool", "json") or not isinstance(value, bool))
+
+
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
     """With the metadata from which `datasets` learns which texts are JSON."""
     pa = _pyarrow()

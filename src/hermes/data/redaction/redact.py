@@ -95,13 +95,14 @@ class Scrubber:
         """The text without secrets, counted in `report`."""
         if self._level is RedactionLevel.NONE or not text:
             return text
-        for name, count in self._redactor.counts(text).items():
-            self.report.hits[f"known:{name}"] += count
-        redacted = self._redactor.text(text)
+        redacted = text
+        if counts := self._redactor.counts(text):
+            self.report.hits.update({f"known:{name}": count for name, count in counts.items()})
+            redacted = self._redactor.text(text)
         for layer in _LAYERS.get(self._level, ()):
-            hits = list(find(redacted, layer))
-            self.report.hits.update(f"{layer.value}:{hit.rule}" for hit in hits)
-            redacted = _replace(redacted, hits)
+            if hits := list(find(redacted, layer)):
+                self.report.hits.update(f"{layer.value}:{hit.rule}" for hit in hits)
+                redacted = _replace(redacted, hits)
         return redacted
 
     def json(self, value: JSON) -> JSON:
@@ -128,20 +129,30 @@ class Scrubber:
             return self.text(value)
 
     def _step(self, step: Step) -> Step:
-        return replace(step, message=self._message(step.message))
+        message = self._message(step.message)
+        return step if message is step.message else replace(step, message=message)
 
     def _message(self, message: Message) -> Message:
-        return replace(
-            message,
-            content=self.text(message.content),
-            reasoning=None if message.reasoning is None else self.text(message.reasoning),
-            tool_calls=tuple(self._call(call) for call in message.tool_calls),
-            images=tuple(self.text(image) for image in message.images),
-        )
+        """The same object if there is nothing to redact in it, which is quicker than a copy."""
+        content = self.text(message.content)
+        reasoning = None if message.reasoning is None else self.text(message.reasoning)
+        tool_calls = tuple(self._call(call) for call in message.tool_calls)
+        images = tuple(self.text(image) for image in message.images)
+        if (content, reasoning, tool_calls, images) == (
+            message.content,
+            message.reasoning,
+            message.tool_calls,
+            message.images,
+        ):
+            return message
+        return replace(message, content=content, reasoning=reasoning, tool_calls=tool_calls, images=images)
 
     def _call(self, call: ToolCall) -> ToolCall:
+        arguments = self.text(call.arguments)
         error = None if call.error is None else self.text(call.error)
-        return replace(call, arguments=self.text(call.arguments), error=error)
+        if (arguments, error) == (call.arguments, call.error):
+            return call
+        return replace(call, arguments=arguments, error=error)
 
 
 def _replace(text: str, hits: Sequence[PatternHit]) -> str:

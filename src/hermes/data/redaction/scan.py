@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from hermes.core import Message
 from hermes.data.redaction.redact import RedactionLevel, Scrubber
-from hermes.safety.redact import Redactor
+from hermes.safety.redact import MARKER, Redactor
 from hermes.store import Filter, Reader
 
 _AROUND_CHARS = 40
-_MARKER = "[REDACTED:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,8 @@ def _texts(message: Message) -> list[str]:
 
 def _excerpts(before: str, after: str) -> Iterator[str]:
     """The marks of a text that changed, each with what is around it."""
-    at = -1 if before == after else after.find(_MARKER)
+    at = -1 if before == after else after.find(MARKER)
     while at >= 0:
         end = after.find("]", at) + 1
         yield after[max(0, at - _AROUND_CHARS) : end + _AROUND_CHARS]
-        at = after.find(_MARKER, end)
+        at = after.find(MARKER, end)

@@ -77,11 +77,11 @@ def record_answers(
             prefill=tuple(message.to_json() for message in prefill),
         )
         batch_folder = folder / style
-        open_run(batch_folder, spec, accept_changes=False)
         meter = BatchMeter(StageMeter(f"answers, {style}", len(dataset.rows) * plan.samples, progress))
         options = RunOptions(num_workers=1, concurrency=plan.at_once)
-        pool = Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder))
-        result = asyncio.run(pool.run())
+        with open_run(batch_folder, spec, accept_changes=False) as spec:
+            pool = Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder))
+            result = asyncio.run(pool.run())
         if not result.complete:
             raise HermesError(f"the batch in {batch_folder} is not complete", "hermes doctor")
         answered += len(dataset.rows) * plan.samples

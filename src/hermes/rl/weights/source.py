@@ -81,7 +81,7 @@ def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     folder = checkpoint_folder(run, checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
-        folder if _is_complete(folder) else _local_folder(run.home, checkpoint["path"]),
+        folder if is_complete(folder) else _local_folder(run.home, checkpoint["path"]),
         settings["service"],
         run.home,
         settings["model"],
@@ -173,7 +173,7 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
 
 def _local_folder(home: Path, path: str) -> Path | None:
     folders = (root / path.removeprefix(SCHEME) for root in engine_folders(home))
-    return next((folder for folder in folders if _is_complete(folder)), None)
+    return next((folder for folder in folders if is_complete(folder)), None)
 
 
 def _newest_local_folder(home: Path, run_id: str) -> Path | None:
@@ -183,7 +183,7 @@ def _newest_local_folder(home: Path, run_id: str) -> Path | None:
 def _checkpoints(home: Path, run_id: str) -> Iterator[Path]:
     for root in engine_folders(home):
         for kind in _KINDS:
-            yield from (folder for folder in (root / run_id / kind).glob("*") if _is_complete(folder))
+            yield from (folder for folder in (root / run_id / kind).glob("*") if is_complete(folder))
 
 
 def _created_s(folder: Path) -> float:
@@ -191,7 +191,8 @@ def _created_s(folder: Path) -> float:
     return created_s
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
+    """Whether the folder has the files of an adapter."""
     return all((folder / name).is_file() for name in ADAPTER_FILES)
 
 

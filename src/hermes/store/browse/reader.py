@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import Header, Outcome, Step
@@ -85,10 +84,6 @@ class WindowStep(NamedTuple):
 
 class BrowseReader(Reader):
     """Reads pages of the store."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._db.create_function("lower_unicode", 1, _lower, deterministic=True)
 
     def page(
         self,
@@ -395,7 +390,3 @@ def _joined(clauses: Sequence[SqlCondition], before: int | None) -> tuple[str, l
         parts.append("t.seq < ?")
         values.append(before)
     return " AND ".join(parts) or "1", values
-
-
-def _lower(text: str | None) -> str | None:
-    return None if text is None else text.lower()

@@ -90,6 +90,14 @@ def settings_of(db: sqlite3.Connection, name: str) -> str:
     return str(row[0])
 
 
+def delete(db: sqlite3.Connection, name: str) -> None:
+    """Deletes the queue with its items, leases and skips; the ratings that were given in it stay."""
+    settings_of(db, name)
+    for table in ("rating_leases", "rating_skips", "rating_items"):
+        db.execute(f"DELETE FROM {table} WHERE queue = ?", (name,))
+    db.execute("DELETE FROM rating_queues WHERE name = ?", (name,))
+
+
 def names(db: sqlite3.Connection) -> list[str]:
     return [row[0] for row in db.execute("SELECT name FROM rating_queues ORDER BY created_at_ms, name")]
 

@@ -1,33 +1,46 @@
 """Deletes trajectories for good, on a person's request: the one exception to "nothing is edited".
 
 Steps, token traces, outcomes, rewards, ratings and places in rating queues go with a trajectory. Content that
-nothing else refers to (messages, conversations, tool schemas) goes too, and the full-text index is made anew
-from what is left. Facts of the memory stay, without their pointer. Deleted pages are overwritten with zeros;
-`compact` returns their space. Backups, exports and batch folders are other files: they are not touched.
+nothing else refers to (messages, conversations, tool schemas) goes too, and so do its words in the full-text
+index; what other trajectories have is not read. Facts of the memory stay, without their pointer. Deleted
+pages are overwritten with zeros; `compact` returns their space. Backups, exports and batch folders are other
+files: they are not touched.
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.core import Message
 from hermes.errors import StoreError, UsageError
 from hermes.store import migrations, owner, sqlite
-from hermes.store.encode import search_text
+from hermes.store.encode import index_text
 
-_COUNTED = ("trajectories", "steps", "messages", "ratings", "rewards")
 _PAGE = 1_000
-_LIVE_CONTEXTS = """
-CREATE TEMP TABLE live_contexts AS
-WITH RECURSIVE live (id) AS (
-    SELECT DISTINCT context FROM steps WHERE context IS NOT NULL
-    UNION SELECT c.parent FROM contexts c JOIN live ON live.id = c.id WHERE c.parent != 0)
-SELECT id FROM live
-"""
+_MOST_SINGLY = 10_000
+_SECURE_DELETE_VERSION = (3, 42)
+"""The first SQLite whose full-text index can remove the words of one entry from the disk."""
+_CANDIDATES = (
+    "CREATE TEMP TABLE doomed_contexts (id INTEGER PRIMARY KEY)",
+    """
+    INSERT INTO doomed_contexts WITH RECURSIVE above (id) AS (
+        SELECT context FROM steps WHERE trajectory IN doomed AND context IS NOT NULL
+        UNION SELECT c.parent FROM contexts c JOIN above ON c.id = above.id WHERE c.parent != 0)
+    SELECT id FROM above
+    """,
+    "CREATE TEMP TABLE doomed_messages (id INTEGER PRIMARY KEY)",
+    """
+    INSERT INTO doomed_messages SELECT message FROM steps WHERE trajectory IN doomed
+    UNION SELECT message FROM contexts WHERE id IN doomed_contexts
+    """,
+    """
+    CREATE TEMP TABLE doomed_tools AS SELECT DISTINCT tools FROM steps
+    WHERE trajectory IN doomed AND tools IS NOT NULL
+    """,
+)
+"""The content that the trajectories refer to, before they are deleted."""
 _OF_TRAJECTORY = (
     "DELETE FROM token_traces WHERE step IN (SELECT id FROM steps WHERE trajectory IN doomed)",
     "DELETE FROM steps WHERE trajectory IN doomed",
@@ -42,11 +55,25 @@ _OF_TRAJECTORY = (
     "DELETE FROM trajectories WHERE seq IN doomed",
 )
 _UNUSED_CONTENT = (
-    _LIVE_CONTEXTS,
-    "DELETE FROM contexts WHERE id NOT IN (SELECT id FROM live_contexts)",
-    "DELETE FROM messages WHERE id NOT IN (SELECT message FROM steps UNION SELECT message FROM contexts)",
-    "DELETE FROM tool_schemas WHERE id NOT IN (SELECT tools FROM steps WHERE tools IS NOT NULL)",
+    """
+    CREATE TEMP TABLE live_contexts AS WITH RECURSIVE live (id) AS (
+        SELECT id FROM doomed_contexts d WHERE EXISTS (SELECT 1 FROM steps s WHERE s.context = d.id)
+            OR EXISTS (SELECT 1 FROM contexts c WHERE c.parent = d.id AND c.id NOT IN doomed_contexts)
+        UNION SELECT c.parent FROM contexts c JOIN live ON live.id = c.id WHERE c.parent != 0)
+    SELECT id FROM live
+    """,
+    "DELETE FROM contexts WHERE id IN doomed_contexts AND id NOT IN live_contexts",
+    """
+    DELETE FROM doomed_messages WHERE EXISTS (SELECT 1 FROM steps s WHERE s.message = doomed_messages.id)
+        OR EXISTS (SELECT 1 FROM contexts c WHERE c.message = doomed_messages.id)
+    """,
+    """
+    DELETE FROM tool_schemas WHERE id IN doomed_tools
+        AND NOT EXISTS (SELECT 1 FROM steps s WHERE s.tools = tool_schemas.id)
+    """,
 )
+"""Of that content, what nothing else refers to; afterwards `doomed_messages` has the messages to delete."""
+_COUNTED = ("trajectories", "steps", "messages", "ratings", "rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +86,12 @@ class Deletion:
 def derived_ids(connection: sqlite3.Connection, ids: Sequence[str]) -> list[str]:
     """Trajectories that were made from these (continued, retried, compressed, delegated), at any distance."""
     children: dict[str, None] = {}
-    pending = list(ids)
+    parents, pending = set(ids), list(ids)
     while pending:
         parent = pending.pop()
         rows = connection.execute("SELECT id FROM trajectories WHERE parent_id = ?", (parent,)).fetchall()
         for (child,) in rows:
-            if child not in children and child not in ids:
+            if child not in children and child not in parents:
                 children[child] = None
                 pending.append(child)
     return list(children)
@@ -95,18 +122,20 @@ def _delete(connection: sqlite3.Connection, ids: Sequence[str]) -> Deletion:
     try:
         _refuse_running(connection, ids)
         _mark(connection, ids)
-        before = _counts(connection)
-        for statement in (*_OF_TRAJECTORY, *_UNUSED_CONTENT):
-            connection.execute(statement)
-        _index_again(connection)
-        after = _counts(connection)
+        counts = dict.fromkeys(_COUNTED, 0)
+        for statement in (*_CANDIDATES, *_OF_TRAJECTORY, *_UNUSED_CONTENT):
+            deleted = connection.execute(statement).rowcount
+            for name in _COUNTED:
+                if statement.startswith(f"DELETE FROM {name} "):
+                    counts[name] += deleted
+        counts["messages"] = _delete_messages(connection)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log holds the old pages until then
-    return Deletion({name: before[name] - after[name] for name in _COUNTED})
+    return Deletion(counts)
 
 
 def _refuse_running(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
@@ -134,11 +163,39 @@ def _mark(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
     )
 
 
+def _delete_messages(connection: sqlite3.Connection) -> int:
+    """Deletes `doomed_messages` and their words in the full-text index; their number.
+
+    The index has no text of its own: an entry is removed by giving its text again. Of a redacted message that
+    text is not certain; then, and if there are many, the index is made anew.
+    """
+    doomed = "FROM messages WHERE id IN (SELECT id FROM doomed_messages)"
+    count, redacted = connection.execute(f"SELECT count(*), coalesce(max(redacted), 0) {doomed}").fetchone()
+    singly = count <= _MOST_SINGLY and not redacted
+    if singly:
+        _remove_entries(connection, connection.execute(f"SELECT id, body {doomed}").fetchall())
+    connection.execute(f"DELETE {doomed}")
+    if not singly:
+        _index_again(connection)
+    return int(count)
+
+
+def _remove_entries(connection: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
+    secure = sqlite.dbapi().sqlite_version_info >= _SECURE_DELETE_VERSION
+    if secure:
+        connection.execute("INSERT INTO message_search (message_search, rank) VALUES ('secure-delete', 1)")
+    connection.executemany(
+        "INSERT INTO message_search (message_search, rowid, text) VALUES ('delete', ?, ?)",
+        [(number, index_text(body)) for number, body in rows],
+    )
+    if not secure:  # the words of removed entries stay on disk until the index is merged
+        connection.execute("INSERT INTO message_search (message_search) VALUES ('optimize')")
+
+
 def _index_again(connection: sqlite3.Connection) -> None:
-    """The index has no text of its own, so single entries cannot be taken out."""
     connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
     for rows in _pages(connection):
-        texts = [(number, search_text(Message.from_json(json.loads(body)))) for number, body in rows]
+        texts = [(number, index_text(body)) for number, body in rows]
         connection.executemany("INSERT INTO message_search (rowid, text) VALUES (?, ?)", texts)
 
 
@@ -149,7 +206,3 @@ def _pages(connection: sqlite3.Connection) -> Iterator[list[tuple[int, str]]]:
     ).fetchall():
         yield rows
         last = rows[-1][0]
-
-
-def _counts(connection: sqlite3.Connection) -> dict[str, int]:
-    return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _COUNTED}

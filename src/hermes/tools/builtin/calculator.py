@@ -137,5 +137,6 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_calculator,
+        stateless=True,
     ),
 )

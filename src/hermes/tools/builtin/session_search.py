@@ -66,5 +66,6 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_session_search,
+        stateless=True,
     ),
 )

@@ -113,6 +113,7 @@ TOOLS: tuple[Tool, ...] = (
             "additionalProperties": False,
         },
         handler=skills_list,
+        stateless=True,
     ),
     Tool(
         name="skill_view",
@@ -131,6 +132,7 @@ TOOLS: tuple[Tool, ...] = (
             "additionalProperties": False,
         },
         handler=skill_view,
+        stateless=True,
     ),
     Tool(
         name="skill_manage",

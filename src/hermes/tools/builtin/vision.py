@@ -88,6 +88,7 @@ TOOLS: tuple[Tool, ...] = (
             "additionalProperties": False,
         },
         handler=vision_analyze,
+        stateless=True,
         unavailable=_unavailable,
     ),
 )

@@ -71,5 +71,6 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_dataset_inspect,
+        stateless=True,
     ),
 )

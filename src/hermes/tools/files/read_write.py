@@ -131,6 +131,7 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_read_file,
+        stateless=True,
     ),
     Tool(
         name="write_file",

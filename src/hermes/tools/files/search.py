@@ -133,5 +133,6 @@ TOOLS = (
             "additionalProperties": False,
         },
         handler=_search_files,
+        stateless=True,
     ),
 )

@@ -115,6 +115,7 @@ TOOLS: tuple[Tool, ...] = (
             "additionalProperties": False,
         },
         handler=web_search,
+        stateless=True,
         unavailable=_search_unavailable,
     ),
     Tool(
@@ -136,5 +137,6 @@ TOOLS: tuple[Tool, ...] = (
             "additionalProperties": False,
         },
         handler=web_extract,
+        stateless=True,
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from hermes.policies.open import check_servable
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
@@ -53,6 +54,7 @@ def promote(request: WebRequest) -> Response:
     record = registry.find(request.field("policy", max_chars=64))
     if record.id == registry.current().id:
         raise PageError(409, f"policy {record.id} is the current one already")
+    check_servable(request.context.config(), record)
     registry.promote(record.id, request.field("reason", max_chars=500) or "promoted in the web app")
     return RedirectResponse("/policies", 303)
 
@@ -63,6 +65,7 @@ def roll_back(request: WebRequest) -> Response:
     current = registry.current()
     if request.field("from", max_chars=64) != current.id:
         raise PageError(409, "another policy has become the current one meanwhile", "Load the page again.")
+    check_servable(request.context.config(), registry.before_current())
     registry.rollback()
     return RedirectResponse("/policies", 303)
 

@@ -1,0 +1,121 @@
+"""What kills cost a batch: requests sent against requests needed, and every row once in every output.
+
+    python bench/kills.py [--rows 5000] [--kills 60] [--calls 4] [--concurrency 4] [--seed 36] [--json]
+
+The command, or one of its workers, is killed with SIGKILL at random moments while requests arrive, and the
+command is started again until the run is complete. The model answers after 20 ms, on the loopback interface,
+in this process. Needed are rows times calls. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.batch.drive import command, rows, start, workers_of, write_tasks  # noqa: E402
+from tests.fakes.provider import FakeProvider, Reply, delayed, text, tool_calls  # noqa: E402
+
+LATENCY_S = 0.02
+
+
+class CountingProvider(FakeProvider):
+    """Keeps the number of requests, not the requests."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__(self._reply_by_turn)
+        self._calls = calls
+        self.sent = 0
+
+    def _reply_by_turn(self, body: dict[str, Any]) -> Reply:
+        self.sent += 1
+        self.requests.clear()
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        if turn >= self._calls - 1:
+            return delayed(LATENCY_S, text("It is done."))
+        return delayed(LATENCY_S, tool_calls([("calculator", {"expression": f"{turn} + 1"})]))
+
+
+def run_with_kills(
+    folder: Path, provider: CountingProvider, arguments: list[str], kills: int, needed: int, seed: int
+) -> int:
+    """Runs to the end; returns the number of starts. The kills are spread over the whole run."""
+    draw = random.Random(seed)
+    moments = sorted(draw.randrange(1, int(needed * 0.95)) for _ in range(kills))
+    starts = 0
+    while True:
+        starts += 1
+        process = start(folder, *arguments)
+        while moments and process.poll() is None:
+            if provider.sent < moments[0]:
+                time.sleep(0.002)
+                continue
+            moments.pop(0)
+            workers = workers_of(process.pid)
+            victim = draw.choice(workers) if workers and draw.random() < 0.5 else process.pid
+            os.kill(victim, signal.SIGKILL)
+            sent = provider.sent
+            while process.poll() is None and provider.sent == sent:
+                time.sleep(0.002)  # it works again
+        _, err = process.communicate()
+        if process.returncode == 0:
+            return starts
+        if process.returncode not in (-signal.SIGKILL, 1):
+            raise SystemExit(err)
+
+
+def exported(folder: Path) -> list[str]:
+    """The task and sample of each row of `hermes export --run`."""
+    output = folder / "export.jsonl"
+    process = start(folder, "export", "--run", "run", "--output", str(output))
+    _, err = process.communicate()
+    if process.returncode:
+        raise SystemExit(err)
+    return [json.loads(line)["task_id"] for line in output.read_text("utf-8").splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("rows", 5000), ("kills", 60), ("calls", 4), ("concurrency", 4), ("seed", 36)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    needed = options.rows * options.calls
+    with tempfile.TemporaryDirectory() as name, CountingProvider(options.calls) as provider:
+        folder = Path(name)
+        write_tasks(folder, options.rows)
+        flags = ("--concurrency", str(options.concurrency), "--max-tries", "1000")
+        arguments = command(folder, provider, *flags)
+        began_s = time.monotonic()
+        starts = run_with_kills(folder, provider, arguments, options.kills, needed, options.seed)
+        dataset = Counter(row["key"] for row in rows(folder))
+        export = Counter(exported(folder))
+        figures = {
+            "rows": options.rows,
+            "kills": options.kills,
+            "starts": starts,
+            "requests_needed": needed,
+            "requests_sent": provider.sent,
+            "ratio": round(provider.sent / needed, 4),
+            "dataset_rows": dataset.total(),
+            "dataset_distinct": len(dataset),
+            "export_rows": export.total(),
+            "export_distinct": len(export),
+            "wall_s": round(time.monotonic() - began_s, 1),
+        }
+    print(json.dumps(figures) if options.json else "\n".join(f"{k:18} {v}" for k, v in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
