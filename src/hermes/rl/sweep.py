@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import logs_dir
 from hermes.disk.files import atomic_write, ensure_dir
-from hermes.errors import UsageError
+from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import diagnose
 from hermes.rl.config.resolve import Resolved
 from hermes.rl.results import evaluations, step_rows
@@ -132,17 +132,28 @@ def run_sweep(
         ),
     ) as url:
         here = with_service(config, url)
-        runs = [start(here, entry) for entry in resolved]
-        for run, edits in zip(runs, points, strict=True):
-            progress(f"run {run.run_id}: {edits_text(edits)}")
+        runs: list[RlRun] = []
+        rows: list[SweepRow] = []
+        started: list[Edits] = []
         try:
+            for entry, edits in zip(resolved, points, strict=True):
+                try:
+                    runs.append(start(here, entry))
+                except HermesError as error:  # the others go on
+                    progress(f"not started: {edits_text(edits)}: {error.message}")
+                    rows.append(
+                        SweepRow(edits, "", "not started", 0, None, False, None, reason=error.message)
+                    )
+                else:
+                    started.append(edits)
+                    progress(f"run {runs[-1].run_id}: {edits_text(edits)}")
             _wait(runs, progress)
         except BaseException:
             for run in runs:
                 run.request_stop()
             _wait(runs, lambda line: None)
             raise
-    rows = [summarise(run, edits) for run, edits in zip(runs, points, strict=True)]
+    rows += [summarise(run, edits) for run, edits in zip(runs, started, strict=True)]
     chosen = best_row(rows)
     report: JSONObject = {
         "sweep_id": sweep_id,
@@ -212,17 +223,25 @@ def edits_text(edits: Edits) -> str:
 
 
 def _wait(runs: Sequence[RlRun], progress: Callable[[str], None]) -> None:
-    """Returns when all runs have ended; tells each end, and steps as they are made."""
-    steps: dict[str, int] = {}
+    """Returns when all runs have ended; reports each end, and steps as they are made.
+
+    Every line begins with the steps of all runs, so that a terminal shows them all while it waits.
+    """
+    steps = {run.run_id: 0 for run in runs}
     waiting = list(runs)
+
+    def report(news: str) -> None:
+        counts = ", ".join(map(str, steps.values()))
+        progress(f"{len(runs) - len(waiting)} of {len(runs)} runs ended; steps {counts}  {news}")
+
     while waiting:
         for run in list(waiting):
             status = current_status(run)
             if status.state.ended:
                 waiting.remove(run)
                 reason = f", {status.reason}" if status.reason else ""
-                progress(f"run {run.run_id}: {status.state.value}{reason}")
-            elif (step := last_step(run)) > steps.get(run.run_id, 0):
+                report(f"run {run.run_id}: {status.state.value}{reason}")
+            elif (step := last_step(run)) > steps[run.run_id]:
                 steps[run.run_id] = step
-                progress(f"run {run.run_id}: step {step}")
+                report(f"run {run.run_id}: step {step}")
         time.sleep(_POLL_S if waiting else 0)
