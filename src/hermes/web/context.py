@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hermes.config.load import load
 from hermes.config.paths import config_path, db_path, env_path
+from hermes.store import sqlite
 from hermes.store.browse.reader import BrowseReader
 from hermes.training.monitor.incidents.alerts import AlertRule, parse_rule
 from hermes.training.monitor.series.series import RunSeries
@@ -88,6 +89,9 @@ class WebContext:
         reader = reader or BrowseReader(path)
         try:
             yield reader
+        except (sqlite.dbapi().Error, UnicodeDecodeError) as error:
+            reader.close()
+            raise sqlite.store_error(path, error, "read") from error
         except BaseException:
             reader.close()
             raise
