@@ -45,7 +45,7 @@ def serve(config: Config, options: WebOptions, announce: Callable[[str], None]) 
         if options.open_browser:
             threading.Thread(target=_open_browser, args=(site.listener.url,), daemon=True).start()
         settings = replace(site.settings, grace_s=3)
-        on_signal = site.context.stopping.set
+        on_signal = site.context.streams.stopping.set
         run_event_loop(
             serve_until_signal(site.app, site.listener, settings, announce=announce, on_signal=on_signal)
         )
@@ -61,7 +61,7 @@ def serve_in_background(config: Config, options: WebOptions) -> Iterator[str]:
         try:
             yield site.listener.url
         finally:
-            site.context.stopping.set()
+            site.context.streams.stopping.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,13 +58,14 @@ def salvage(path: Path, target: Path, report: Callable[[int], None] = lambda cou
         raise UsageError(f"{target} exists", "name a file that does not exist yet")
     rescued: int = 0
     lost: dict[str, str] = {}
+    unreadable = (HermesError, *sqlite.errors())
     with Reader(path) as reader, Writer(target) as writer, closing(sqlite.connect_reader(path)) as damaged:
         for seq, trajectory_id in _trajectories(damaged):
             try:
                 _check_whole(damaged, seq)
                 writer.restore(reader.record(reader.get(trajectory_id))).result()
                 rescued += 1
-            except (HermesError, *sqlite.errors()) as error:
+            except unreadable as error:
                 lost[trajectory_id] = " ".join(str(error).split())
             report(rescued)
         rows = {table: _copy(damaged, target, table) for table in _TABLES}
