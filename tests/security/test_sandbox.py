@@ -137,10 +137,13 @@ def link(fd): return libc.linkat(-100, f"/proc/self/fd/{fd}".encode(), -100, new
 TMP, W = 0o20000000 | os.O_DIRECTORY, os.O_WRONLY
 def how(flags, mode): return ctypes.create_string_buffer(struct.pack("QQQ", flags, mode, 0))
 def old(): name = new(); open(name, "w").close(); return name
-numbers = __import__("platform").machine() == "x86_64" and dict(open=2, creat=85, chmod=90, fchmod=91, mknod=133,
-    openat=257, mknodat=259, fchmodat=268, openat2=437, fchmodat2=452) or dict(fchmod=52, fchmodat=53, mknodat=33,
-    openat=56, openat2=437, fchmodat2=452)
-def raw(name, *args): return libc.syscall(numbers[name], *(a.encode() if isinstance(a, str) else a for a in args))
+numbers = dict(openat2=437, fchmodat2=452)
+if __import__("platform").machine() == "x86_64":
+    numbers |= dict(open=2, creat=85, chmod=90, fchmod=91, mknod=133, openat=257, mknodat=259, fchmodat=268)
+else:
+    numbers |= dict(fchmod=52, fchmodat=53, mknodat=33, openat=56)
+def raw(name, *args):
+    return libc.syscall(numbers[name], *(a.encode() if isinstance(a, str) else a for a in args))
 def tries(mode):
     for flags in (os.O_CREAT | W, os.O_CREAT | os.O_EXCL | os.O_RDWR, os.O_CREAT | W | (1 << 40)):
         yield lambda: raw("open", new(), flags, mode)

@@ -130,7 +130,7 @@ _SET_MODE: tuple[tuple[Numbers, int], ...] = (
 _CREATE: tuple[tuple[Numbers, int], ...] = (((2, None), 1), ((257, 56), 2))
 """open and openat: which argument holds the flags; the mode follows it, if a file is created."""
 _O_TMPFILE = 0o20000000
-"""The kernel's bit, without the O_DIRECTORY that `os.O_TMPFILE` includes: a file that `linkat` names later."""
+"""The kernel's bit, without the O_DIRECTORY of `os.O_TMPFILE`: a file that `linkat` names later."""
 _PRIVILEGED_MODE = 0o6000
 _CLONE: Numbers = (56, 220)
 _SOCKET: Numbers = (41, 198)
