@@ -93,14 +93,14 @@ def read_parquet(path: Path) -> Iterator[Line]:
         file = pyarrow.parquet.ParquetFile(path)
         _refuse_bomb(path, file.metadata)
     except damage as error:
-        raise UsageError(f"cannot read {path}: {error}", "is it a Parquet file?") from error
+        raise UsageError(f"cannot read {path}: {_one_line(error)}", "is it a Parquet file?") from error
     batches = file.iter_batches(batch_size=_BATCH_ROWS)
     number = 0
     while True:
         try:
             batch = next(batches, None)
         except damage as error:
-            yield Line(number + 1, None, f"from here on the file is damaged: {error}")
+            yield Line(number + 1, None, f"from here on the file is damaged: {_one_line(error)}")
             return
         if batch is None:
             return
@@ -109,7 +109,11 @@ def read_parquet(path: Path) -> Iterator[Line]:
             try:
                 yield Line(number, batch.slice(index, 1).to_pylist()[0], None)
             except damage as error:
-                yield Line(number, None, f"the row cannot be decoded: {error}")
+                yield Line(number, None, f"the row cannot be decoded: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _refuse_bomb(path: Path, metadata: Any) -> None:
