@@ -110,14 +110,19 @@ def test_half_a_request_is_cut(half: bytes) -> None:
         assert exchange(listener, half).startswith(b"HTTP/1.1 408")
 
 
+class Patient(LimitedHttpProtocol):
+    body_timeout_s = 5.0
+
+
 def test_a_slow_body_that_keeps_arriving_is_not_cut() -> None:
+    """Each part comes long before the limit, also on a slow machine; together they take longer than it."""
     with (
-        server(Impatient) as listener,
+        server(Patient) as listener,
         socket.create_connection(listener.socket.getsockname()) as client,
     ):
         client.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n\r\n")
         for _ in range(8):
-            time.sleep(0.1)
+            time.sleep(0.7)
             client.sendall(b"x")
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 

@@ -309,3 +309,14 @@ def test_the_files_of_the_home_are_no_pages(site: WebSite) -> None:
         for prefix in ("", "/static", "/jobs", "/runs", "/skills", "/batches"):
             assert site.get(f"{prefix}/{name}").status in (400, 401, 404, 405)
             assert Path(site.home.parent, "secret").exists()
+
+
+def test_guessing_tokens_has_a_limit_and_those_who_are_in_stay_in(tmp_path: Path) -> None:
+    with open_site(tmp_path, TOKEN) as site:
+        cookie = {"cookie": f"{SESSION_COOKIE}={signed_in(site, TOKEN)}"}
+        statuses = [site.get("/", {"authorization": f"Bearer guess-{n}"}).status for n in range(20)]
+        statuses += [site.post("/sign-in", {"token": f"guess-{n}"}).status for n in range(40)]
+        assert set(statuses) == {401, 429} and statuses[0] == 401
+        refused = site.post("/sign-in", {"token": TOKEN})
+        assert refused.status == 429 and "wait a minute" in refused.text
+        assert site.get("/", cookie).status == 200

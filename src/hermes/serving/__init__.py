@@ -65,6 +65,9 @@ class HttpSettings:
     """Beginnings of paths that need no token, such as those of signed URLs; other sites are refused there."""
     refuse: Callable[[Scope, Refusal], Response] | None = None
     """How a refusal is answered; None: as JSON."""
+    guesses_a_minute: int | None = None
+    """Wrong tokens of one address after which it has to wait, also with the right one; None: any number. For
+    servers of people: a program with a stale token would hold up all others of its machine."""
 
 
 @contextlib.contextmanager
@@ -163,7 +166,9 @@ def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uv
         def capture_signals(self) -> Iterator[None]:
             yield
 
-    guarded = GuardedApp(app, listener.policy, settings.open_paths, settings.refuse)
+    guarded = GuardedApp(
+        app, listener.policy, settings.open_paths, settings.refuse, settings.guesses_a_minute
+    )
     return SignalFreeServer(
         uvicorn.Config(
             guarded,

@@ -175,6 +175,8 @@ def _add_headers(headers: MutableHeaders) -> None:
 
 
 def _advice(refusal: Refusal) -> str:
+    if refusal.status == 429:
+        return "Who has signed in already is not concerned."
     if refusal.status == 401:
         return "Open /sign-in and give the token that the server was started with."
     if "other sites" in refusal.detail:

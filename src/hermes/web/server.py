@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PORT = 8765
 _BROWSER_WAIT_S = 0.3
+_GUESSES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def _open(config: Config, options: WebOptions) -> Iterator[_Site]:
         listen(options.host, options.port, sessions.scheme(), sessions.any_token) as listener,
         contextlib.closing(WebContext(config)) as context,
     ):
-        settings = HttpSettings(open_paths=OPEN_PATHS, refuse=refuse)
+        settings = HttpSettings(open_paths=OPEN_PATHS, refuse=refuse, guesses_a_minute=_GUESSES)
         yield _Site(build_app(context, sessions), context, listener, settings)
 
 

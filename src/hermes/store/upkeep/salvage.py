@@ -58,7 +58,7 @@ def salvage(path: Path, target: Path, report: Callable[[int], None] = lambda cou
         raise UsageError(f"{target} exists", "name a file that does not exist yet")
     rescued: int = 0
     lost: dict[str, str] = {}
-    unreadable = (HermesError, *sqlite.errors())
+    unreadable: tuple[type[Exception], ...] = (HermesError, *sqlite.errors())
     with Reader(path) as reader, Writer(target) as writer, closing(sqlite.connect_reader(path)) as damaged:
         for seq, trajectory_id in _trajectories(damaged):
             try:
