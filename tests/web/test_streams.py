@@ -58,6 +58,6 @@ def test_a_shared_value_is_computed_by_one_thread_and_the_others_do_not_wait() -
     assert value.get(lambda: 3) == 1  # what was there before
     finish.set()
     thread.join()
-    assert value.get(lambda: 4) == 4
+    wait_until(lambda: value.get(lambda: 4) == 4)
     fresh: TimedValue[int] = TimedValue(period_s=1000.0)
     assert [fresh.get(lambda: 5), fresh.get(lambda: 6)] == [5, 5]

@@ -12,6 +12,7 @@ from hermes.store.browse.batches import RecordedRun, RunCount
 from hermes.store.browse.reader import BrowseReader
 
 Value = TypeVar("Value")
+_IDLE_SHARE = 4
 
 
 class KeyedCache(Generic[Value]):
@@ -60,6 +61,8 @@ def modified(paths: Iterable[Path]) -> tuple[tuple[str, int], ...]:
 class TimedValue(Generic[Value]):
     """A value that is computed again when it is asked for after a time. Safe to use from any thread.
 
+    What takes long is computed less often: it takes at most a fifth of the time.
+
     One thread computes it, and the others get what was there before; at the beginning they wait.
     """
 
@@ -67,18 +70,21 @@ class TimedValue(Generic[Value]):
         self._period_s = period_s
         self._lock = threading.Lock()
         self._state: tuple[float, Value] | None = None
-        """When it was computed, and the value."""
+        """When it is too old, and the value."""
 
     def get(self, compute: Callable[[], Value]) -> Value:
         state = self._state
-        if state is not None and time.monotonic() - state[0] < self._period_s:
+        if state is not None and time.monotonic() < state[0]:
             return state[1]
         if not self._lock.acquire(blocking=state is None):
             assert state is not None
             return state[1]
         try:
             if self._state is state:
-                self._state = (time.monotonic(), compute())
+                started_s = time.monotonic()
+                value = compute()
+                took_s = time.monotonic() - started_s
+                self._state = (time.monotonic() + max(self._period_s, _IDLE_SHARE * took_s), value)
             assert self._state is not None
             return self._state[1]
         finally:
