@@ -75,17 +75,16 @@ class _Site:
 
 @contextlib.contextmanager
 def _open(config: Config, options: WebOptions) -> Iterator[_Site]:
-    from hermes.web.app import build_app
-    from hermes.web.context import WebContext
     from hermes.web.security import OPEN_PATHS, WebSessions, refuse
 
     sessions = WebSessions(options.token, options.rater_token)
-    with (
-        listen(options.host, options.port, sessions.scheme(), sessions.any_token) as listener,
-        contextlib.closing(WebContext(config)) as context,
-    ):
-        settings = HttpSettings(open_paths=OPEN_PATHS, refuse=refuse, guesses_a_minute=_GUESSES)
-        yield _Site(build_app(context, sessions), context, listener, settings)
+    with listen(options.host, options.port, sessions.scheme(), sessions.any_token) as listener:
+        from hermes.web.app import build_app  # after what may be refused: it takes a while
+        from hermes.web.context import WebContext
+
+        with contextlib.closing(WebContext(config)) as context:
+            settings = HttpSettings(open_paths=OPEN_PATHS, refuse=refuse, guesses_a_minute=_GUESSES)
+            yield _Site(build_app(context, sessions), context, listener, settings)
 
 
 def _open_browser(url: str) -> None:
