@@ -159,6 +159,12 @@ def create_private(path: Path) -> None:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
+def remove(path: Path) -> None:
+    """The file and those that SQLite and the lock keep beside it, if they exist."""
+    for suffix in ("", "-wal", "-shm", "-journal", ".lock"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

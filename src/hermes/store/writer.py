@@ -190,8 +190,7 @@ class Writer:
 def _create(path: Path) -> None:
     """Under its name a store has a schema from the start, so that an empty file is known to be damaged."""
     draft = path.with_name(f"{path.name}.new")
-    for leftover in path.parent.glob(f"{draft.name}*"):
-        leftover.unlink()
+    sqlite.remove(draft)
     sqlite.create_private(draft)
     connection = sqlite.connect_writer(draft)
     try:

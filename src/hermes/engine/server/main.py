@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.errors import MissingDependencyError
 from hermes.models.local.torch_threads import import_torch
+from hermes.safety.access import policy_for
 from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
@@ -63,20 +64,21 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _REQUIRED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
+    policy_for(TOKEN_SCHEME, options.host, options.token)  # refused before torch is loaded
+    if options.ray_address is not None:  # before anything imports Ray
+        from hermes.cluster.connect import prepare
+
+        prepare(options.ray_address, insecure=options.ray_insecure, purpose="--ray", flag="--ray")
+    import_torch()
+    from hermes.engine.checkpoints.store import CheckpointStore
+
     address = (options.host, options.port, TOKEN_SCHEME, options.token)
-    with listen(*address, any_user=options.any_user, backlog=_BACKLOG) as listener:
-        if options.ray_address is not None:  # before anything imports Ray
-            from hermes.cluster.connect import prepare
-
-            prepare(options.ray_address, insecure=options.ray_insecure, purpose="--ray", flag="--ray")
-        import_torch()
-        from hermes.engine.checkpoints.store import CheckpointStore
-
-        with (
-            contextlib.closing(CheckpointStore(options.state_dir)) as store,
-            _open_engine(options) as engine,
-        ):
-            run_event_loop(_run(options, engine, store, listener, announce))
+    with (
+        listen(*address, any_user=options.any_user, backlog=_BACKLOG) as listener,
+        contextlib.closing(CheckpointStore(options.state_dir)) as store,
+        _open_engine(options) as engine,
+    ):
+        run_event_loop(_run(options, engine, store, listener, announce))
 
 
 @contextlib.contextmanager

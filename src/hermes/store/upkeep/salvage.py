@@ -9,7 +9,7 @@ rating queues, and the search index, which is made again.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,11 +51,19 @@ class Salvage:
     """Table → its rescued rows, of what belongs to no trajectory."""
 
 
-def salvage(path: Path, target: Path, report: Callable[[int], None] = lambda count: None) -> Salvage:
+def salvage(path: Path, target: Path) -> Salvage:
     """UsageError: the target exists. StoreError: not even the list of trajectories can be read."""
     require(path)
     if target.exists():
         raise UsageError(f"{target} exists", "name a file that does not exist yet")
+    try:
+        return _rescue(path, target)
+    except BaseException:
+        sqlite.remove(target)
+        raise
+
+
+def _rescue(path: Path, target: Path) -> Salvage:
     rescued: int = 0
     lost: dict[str, str] = {}
     unreadable: tuple[type[Exception], ...] = (HermesError, *sqlite.errors())
@@ -67,7 +75,6 @@ def salvage(path: Path, target: Path, report: Callable[[int], None] = lambda cou
                 rescued += 1
             except unreadable as error:
                 lost[trajectory_id] = " ".join(str(error).split())
-            report(rescued)
         rows = {table: _copy(damaged, target, table) for table in _TABLES}
         rows["facts"] = _copy_facts(reader, writer)
     return Salvage(rescued, lost, rows)
