@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 
 
-def leaf_commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command that is no group, such as `env check`."""
+def leaf_commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command that is no group, with its name, such as `env check`."""
     if not isinstance(command, click.Group):
-        yield " ".join(path)
+        yield " ".join(path), command
         return
     context = click.Context(command)
     for name in command.list_commands(context):

@@ -124,3 +124,14 @@ def test_a_missing_model_is_told_from_other_refusals() -> None:
     assert concerns_model(failure(400, {"message": "x/y is not a valid model ID"}))
     assert not concerns_model(failure(400, {"message": "temperature is too high"}))
     assert not concerns_model(failure(500, {"message": "unknown model"}))
+
+
+def test_a_key_that_the_server_repeats_is_not_shown() -> None:
+    key = "sk-lab-0123456789abcdef"
+    place = EndpointRef("http://127.0.0.1:9/v1", "lab/fake", "LAB_API_KEY", key)
+    bodies = ({"message": f"Incorrect API key: {key}."}, {"detail": "x" * 490 + key}, f"{key} is wrong")
+    for body in bodies:
+        error = from_status(401, body, {}, place)
+        assert key[:8] not in f"{error.message} {error.hint} {error!r}"
+    assert "[REDACTED:LAB_API_KEY]" in from_status(401, {"message": key}, {}, place).message
+    assert key not in repr(place)

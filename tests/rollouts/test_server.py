@@ -90,7 +90,9 @@ def test_pages_of_other_sites_can_neither_reset_nor_read(api: Client) -> None:
     assert api.ask("GET", "/reset_data", Origin="null").status == 403
     assert api.ask("GET", "/reset_data", Sec_Fetch_Site="cross-site").status == 403
     assert api.get("/info")["batch_size"] == 8
-    assert api.ask("GET", "/info", Origin="http://127.0.0.1:3000").status == 200
+    for origin in ("http://127.0.0.1:3000", f"https://127.0.0.1:{api.port}"):  # ports of another user
+        assert api.ask("GET", "/info", Origin=origin).status == 403
+    assert api.ask("GET", "/info", Origin=f"http://127.0.0.1:{api.port}").status == 200
     assert api.ask("GET", "/docs", Sec_Fetch_Site="none").status == 200
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.config.settings import SandboxSettings
+from hermes.disk.trees import remove_tree
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
@@ -62,6 +63,43 @@ async def test_input_and_variables_are_passed_on(sandbox: Sandbox) -> None:
     assert (await sandbox.run("true", stdin=big)).exit_code == 0  # nor does anyone have to read it
     odd = {"ODD": "a b'\"$\n\\é"}
     assert (await sandbox.run('printf %s "$ODD"', env=odd)).output == odd["ODD"]
+
+
+_NEST = "import os\nfor _ in range({}): os.mkdir({!r}); os.chdir({!r})\nos.mkdir('end', 0)"
+
+
+@pytest.mark.parametrize("depth, name", [(3_000, "d"), (1_500, "deep-folder"), (400, "long" * 60)])
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_folders_of_any_depth_are_graded_and_removed(
+    backend: str, depth: int, name: str, tmp_path: Path
+) -> None:
+    need(backend)
+    sandbox = await open_sandbox(SandboxSettings(backend=backend), interactive=False)
+    folder = Path(sandbox.workspace) if backend == "local" else None
+    await sandbox.write_file("result.txt", b"42")
+    result = await sandbox.run("python3 -", stdin=_NEST.format(depth, name, name).encode())
+    assert result.exit_code == 0, result.output
+    await sandbox.kill_all()
+    assert await sandbox.read_file("result.txt") == b"42"
+    await sandbox.close()
+    assert folder is None or not folder.exists()
+
+
+async def test_a_workspace_of_ones_own_with_deep_folders_is_closed_in_order(tmp_path: Path) -> None:
+    """git is made harmless behind them, too."""
+    need("bubblewrap")
+    (tmp_path / "work").mkdir()
+    sandbox = await open_sandbox(
+        SandboxSettings(backend="bubblewrap"), interactive=False, workspace=tmp_path / "work"
+    )
+    nest = _NEST.format(3_000, "d", "d")
+    assert (await sandbox.run("python3 -", stdin=nest.encode())).exit_code == 0
+    made = await sandbox.run("mkdir -p z/.git/hooks && echo '[core]\nfsmonitor = touch x' > z/.git/config")
+    assert made.exit_code == 0, made.output
+    await sandbox.close()
+    assert not (tmp_path / "work" / "z" / ".git" / "hooks").exists()
+    assert "fsmonitor" not in (tmp_path / "work" / "z" / ".git" / "config").read_text()
+    assert remove_tree(tmp_path / "work")
 
 
 async def test_bash_is_spoken_where_there_is_one(sandbox: Sandbox) -> None:

@@ -128,6 +128,56 @@ async def test_what_the_filter_looks_at_is_refused(sandbox: Sandbox, attempt: st
     assert error in await python(sandbox, attempt)
 
 
+_SET_UID_ATTEMPTS = """
+import ctypes, itertools, os, struct
+libc = ctypes.CDLL(None, use_errno=True)
+made = itertools.count()
+def new(): return f"f{next(made)}"
+def link(fd): return libc.linkat(-100, f"/proc/self/fd/{fd}".encode(), -100, new().encode(), 0x400)
+TMP, W = 0o20000000 | os.O_DIRECTORY, os.O_WRONLY
+def how(flags, mode): return ctypes.create_string_buffer(struct.pack("QQQ", flags, mode, 0))
+def old(): name = new(); open(name, "w").close(); return name
+numbers = dict(openat2=437, fchmodat2=452)
+if __import__("platform").machine() == "x86_64":
+    numbers |= dict(open=2, creat=85, chmod=90, fchmod=91, mknod=133, openat=257, mknodat=259, fchmodat=268)
+else:
+    numbers |= dict(fchmod=52, fchmodat=53, mknodat=33, openat=56)
+def raw(name, *args):
+    return libc.syscall(numbers[name], *(a.encode() if isinstance(a, str) else a for a in args))
+def tries(mode):
+    for flags in (os.O_CREAT | W, os.O_CREAT | os.O_EXCL | os.O_RDWR, os.O_CREAT | W | (1 << 40)):
+        yield lambda: raw("open", new(), flags, mode)
+        yield lambda: raw("openat", -100, new(), ctypes.c_ulong(flags), ctypes.c_ulong(mode))
+    for flags in (TMP | W, TMP | os.O_RDWR, TMP | W | os.O_EXCL):
+        yield lambda: link(raw("openat", -100, ".", flags, mode))
+        yield lambda: link(raw("open", ".", flags, mode))
+        yield lambda: link(os.open(".", flags, mode))
+    yield lambda: raw("openat2", -100, new(), how(os.O_CREAT | W, mode), 24)
+    yield lambda: raw("creat", new(), mode)
+    yield lambda: raw("mknod", new(), 0o100000 | mode, 0)
+    yield lambda: raw("mknodat", -100, new(), 0o100000 | mode, 0)
+    yield lambda: raw("chmod", old(), mode)
+    yield lambda: raw("fchmod", os.open(old(), W), mode)
+    yield lambda: raw("fchmodat", -100, old(), mode)
+    yield lambda: raw("fchmodat2", -100, old(), mode, 0)
+    yield lambda: raw("fchmod", os.open(".", TMP | W, 0o700), mode)
+for mode in (0o4755, 0o2755, 0o6777, 0o4000, 0o104755):
+    for attempt in tries(mode):
+        try: attempt()
+        except Exception: pass
+assert link(os.open(".", TMP | W, 0o755)) == 0, "what is not privileged works"
+print(next(made), sum(os.stat(n).st_mode & 0o6000 != 0 for n in os.listdir(".")))
+"""
+
+
+@filtered
+async def test_no_system_call_makes_a_set_uid_file(sandbox: Sandbox) -> None:
+    output = await python(sandbox, _SET_UID_ATTEMPTS)
+    assert output.count("\n") == 0, output
+    count, privileged = output.split()
+    assert int(count) > 60 and privileged == "0"
+
+
 @filtered
 async def test_a_program_that_needs_nothing_special_runs(sandbox: Sandbox) -> None:
     script = """

@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -24,9 +23,7 @@ from hermes.serving import HttpSettings, Listener, listen, serve_in_thread
 from hermes.serving.peers import owner_of
 from hermes.serving.protocol import MAX_HEAD_BYTES, LimitedHttpProtocol
 from tests.rl.plans import planned_run as rl_run
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the peer's user is known on Linux only")
+from tests.security.other_user import as_other_user, as_root, linux
 
 
 class Impatient(LimitedHttpProtocol):
@@ -46,8 +43,9 @@ async def app(scope, receive, send):  # type: ignore[no-untyped-def]
 
 
 @contextmanager
-def server(**settings: object) -> Iterator[Listener]:
-    with listen("127.0.0.1", 0) as listener, serve_in_thread(app, listener, HttpSettings(**settings)):  # type: ignore[arg-type]
+def server(protocol: type[LimitedHttpProtocol] | None = None) -> Iterator[Listener]:
+    settings = HttpSettings(http=protocol)
+    with listen("127.0.0.1", 0) as listener, serve_in_thread(app, listener, settings):
         yield listener
 
 
@@ -72,9 +70,9 @@ def exchange(listener: Listener, data: bytes, *, end: bool = False) -> bytes:
 def test_a_head_without_end_is_refused_and_not_kept() -> None:
     with server() as listener:
         for head in (
-            b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * (4 << 20),
+            b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * (4 << 20),
             b"GET /" + b"x" * (4 << 20),
-            b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(b"h%d: y\r\n" % n for n in range(400_000)),
+            b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"h%d: y\r\n" % n for n in range(400_000)),
         ):
             assert exchange(listener, head)[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")  # or a reset
         with urllib.request.urlopen(listener.url, timeout=10) as answer:
@@ -83,7 +81,7 @@ def test_a_head_without_end_is_refused_and_not_kept() -> None:
 
 def test_the_connection_of_a_long_head_is_closed_after_little_of_it() -> None:
     with server() as listener, socket.create_connection(listener.socket.getsockname(), timeout=30) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\na: ")
+        client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\na: ")
         sent = 0
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             while sent < 200 << 20:
@@ -93,7 +91,7 @@ def test_the_connection_of_a_long_head_is_closed_after_little_of_it() -> None:
 
 def test_a_head_of_ordinary_size_passes() -> None:
     with server() as listener:
-        request = b"POST / HTTP/1.1\r\nhost: x\r\na: " + b"x" * (MAX_HEAD_BYTES // 2)
+        request = b"POST / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * (MAX_HEAD_BYTES // 2)
         answer = exchange(listener, request + b"\r\ncontent-length: 3\r\n\r\nabc")
         assert answer.startswith(b"HTTP/1.1 200") and b"\r\n3\r\n" in answer
 
@@ -103,23 +101,28 @@ def test_a_head_of_ordinary_size_passes() -> None:
     [
         b"",
         b"GET",
-        b"GET / HTTP/1.1\r\nhost: x\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nabc",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\nabc",
     ],
 )
 def test_half_a_request_is_cut(half: bytes) -> None:
-    with server(http=Impatient) as listener:
+    with server(Impatient) as listener:
         assert exchange(listener, half).startswith(b"HTTP/1.1 408")
 
 
+class Patient(LimitedHttpProtocol):
+    body_timeout_s = 5.0
+
+
 def test_a_slow_body_that_keeps_arriving_is_not_cut() -> None:
+    """Each part comes long before the limit, also on a slow machine; together they take longer than it."""
     with (
-        server(http=Impatient) as listener,
+        server(Patient) as listener,
         socket.create_connection(listener.socket.getsockname()) as client,
     ):
-        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n")
+        client.sendall(b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 8\r\n\r\n")
         for _ in range(8):
-            time.sleep(0.1)
+            time.sleep(0.7)
             client.sendall(b"x")
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
@@ -158,35 +161,14 @@ def test_the_owner_of_a_connection_is_known_until_it_is_closed() -> None:
             assert owner_of(*ends) is None
 
 
-_OTHER_USER = """
-import os, socket, sys
-os.setgid(59998); os.setuid(59998)
-client = socket.socket()
-client.connect(("127.0.0.1", int(sys.argv[1])))
-client.sendall(b"GET / HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n")
-if sys.argv[2] == "close": client.close(); sys.exit()
-print(client.recv(1000).decode())
-"""
-
-
-def as_other_user(url: str, how: str = "read") -> str:
-    port = url.rpartition(":")[2]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        program = Path(folder, "client.py")
-        program.write_text(_OTHER_USER)
-        command = ["/usr/bin/env", "python3", str(program), port, how]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-
-
 @linux
 @as_root
 def test_another_user_of_the_machine_is_refused() -> None:
-    with server(only_user=True) as listener:
+    with server() as listener:
         assert "403 Forbidden" in as_other_user(listener.url)
         with urllib.request.urlopen(listener.url, timeout=10) as answer:
             assert answer.status == 200
-    with server() as listener:
+    with listen("127.0.0.1", 0, any_user=True) as listener, serve_in_thread(app, listener):
         assert "200 OK" in as_other_user(listener.url)
 
 

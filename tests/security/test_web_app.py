@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -10,12 +13,14 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from hermes.errors import UsageError
 from hermes.web.app import PAGES
-from hermes.web.security import HEADERS, SESSION_COOKIE, session_value
+from hermes.web.security import HEADERS, SESSION_COOKIE, WebSessions
 from tests.web.samples import fill
 from tests.web.site import WebSite, open_site
 
 TOKEN = "a-token-of-enough-characters"
+RATER_TOKEN = "a-token-for-those-who-rate"
 CHANGING = [path for method, path, _ in PAGES if method != "GET"]
 NAMED = sorted({path for method, path, _ in PAGES if method == "GET" and "{" in path})
 CLIMBING = [
@@ -154,22 +159,106 @@ def test_an_upgrade_is_refused_and_the_server_goes_on(site: WebSite) -> None:
     assert site.get("/").status == 200
 
 
-@pytest.mark.parametrize(
-    "cookie",
-    [
-        TOKEN,
-        session_value(TOKEN)[:-1],
-        session_value(TOKEN).upper(),
-        session_value("another token of a server"),
-        session_value(""),
-        "",
-        f'"{session_value(TOKEN)}x"',
-        "\xff" * 64,
-    ],
-)
-def test_a_forged_session_is_none(locked: WebSite, cookie: str) -> None:
+def signed_in(site: WebSite, token: str) -> str:
+    """The cookie that the sign-in page sets for this token."""
+    reply = site.post("/sign-in", {"token": token})
+    assert reply.status == 303
+    return reply.headers["set-cookie"].partition(";")[0].partition("=")[2]
+
+
+def test_a_forged_session_is_none(locked: WebSite) -> None:
+    cookie = signed_in(locked, TOKEN)
+    digest = hmac.new(b"hermes web session", TOKEN.encode(), hashlib.sha256).hexdigest()
+    forged = [TOKEN, digest, cookie[:-1], cookie.swapcase(), cookie[::-1], "", f'"{cookie}x"', "\xff" * 64]
     head = f"GET /trajectories HTTP/1.1\nHost: {locked.host}\nConnection: close\n"
-    assert status(send(locked, f"{head}Cookie: {SESSION_COOKIE}={cookie}\n\n")) in (400, 401)
+    assert status(send(locked, f"{head}Cookie: {SESSION_COOKIE}={cookie}\n\n")) == 200
+    for value in forged:
+        assert status(send(locked, f"{head}Cookie: {SESSION_COOKIE}={value}\n\n")) in (400, 401), value
+
+
+def test_two_browsers_have_different_cookies_and_signing_out_revokes_one(locked: WebSite) -> None:
+    first, second = (signed_in(locked, TOKEN) for _ in range(2))
+    assert first != second
+    headers = {"cookie": f"{SESSION_COOKIE}={first}"}
+    assert 'action="/sign-out"' in locked.get("/", headers).text
+    reply = locked.post("/sign-out", {}, headers)
+    assert (reply.status, reply.headers["location"]) == (303, "/sign-in")
+    assert locked.get("/", headers).status == 401  # the copy that somebody made of it, too
+    assert locked.get("/", {"cookie": f"{SESSION_COOKIE}={second}"}).status == 200
+
+
+def test_cookies_do_not_outlive_the_server(tmp_path: Path) -> None:
+    with open_site(tmp_path, TOKEN) as before:
+        cookie = signed_in(before, TOKEN)
+    with open_site(tmp_path, TOKEN) as after:
+        assert after.get("/", {"cookie": f"{SESSION_COOKIE}={cookie}"}).status == 401
+
+
+RATERS_CHANGE = {"/rate", "/rate/undo", "/rate/rater"}
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebSite]:
+    home = tmp_path_factory.mktemp("rated") / "home"
+    fill(home)
+    with open_site(home, TOKEN, RATER_TOKEN) as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", [*CHANGING, "/api/queues"])
+@pytest.mark.parametrize("way", ["cookie", "bearer"])
+def test_a_rater_rates_and_changes_nothing_else(rated: WebSite, path: str, way: str) -> None:
+    cookie = f"{SESSION_COOKIE}={signed_in(rated, RATER_TOKEN)}"
+    headers = {"cookie": cookie} if way == "cookie" else {"authorization": f"Bearer {RATER_TOKEN}"}
+    reply = rated.post(concrete(path), {}, headers)
+    if path in RATERS_CHANGE:
+        assert reply.status != 403
+    else:
+        assert reply.status == 403
+        assert "reading and rating" in reply.text
+
+
+def test_a_rater_reads_every_page_but_those_that_run_code(rated: WebSite) -> None:
+    headers = {"authorization": f"Bearer {RATER_TOKEN}"}
+    for method, path, _ in PAGES:
+        if method == "GET" and not path.endswith("/events"):
+            refused = rated.get(concrete(path), headers).status == 403
+            assert refused == (path == "/runs/new"), path
+    rating = {"trajectory_id": "nothing", "verdict": "good", "rater": "ben"}
+    sent = {"content-type": "application/json", **headers}
+    reply = rated.send("POST", "/api/ratings", json.dumps(rating).encode(), sent)
+    assert reply.status == 404 or "nothing" in reply.text  # the desk looked for it
+
+
+def test_two_tokens_are_two() -> None:
+    for rater_token in (TOKEN, "short"):
+        with pytest.raises(UsageError, match="HERMES_WEB_RATER_TOKEN"):
+            WebSessions(TOKEN, rater_token)
+
+
+def test_code_runs_only_after_a_page_that_names_its_file(site: WebSite, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    function = tmp_path / "grader.py"
+    function.write_text(f"open({str(ran)!r}, 'w')\ndef score(ctx):\n    return 1.0\n")
+    form = {
+        "environment": "reward_function",
+        "unlock": "1",
+        "field.env.reward": f"{function}:score",
+        "field.env.group_size": "1",
+    }
+    for guess in ({}, {"confirmed": "1"}, {"confirmed": "0" * 64}):
+        reply = site.post("/runs/new", {**form, **guess})
+        assert reply.status == 200 and f"{function}:score" in reply.text
+        assert "reward_function.py" in reply.text
+    checked = site.post("/environments/check", {"environment": "calculator"})
+    assert checked.status == 200 and "calculator" in checked.text and "confirmed" in checked.text
+    assert not ran.exists()
+    confirmed = re.search(r'name="confirmed" value="([0-9a-f]{64})"', reply.text)
+    assert confirmed
+    other = {**form, "field.env.reward": f"{tmp_path / 'other.py'}:score", "confirmed": confirmed[1]}
+    assert "other.py:score" in site.post("/runs/new", other).text  # a confirmation is for what was shown
+    started = site.post("/runs/new", {**form, "confirmed": confirmed[1]})
+    assert started.status == 400 and "group_size" in started.text  # rl start has looked at it
 
 
 @pytest.mark.parametrize(
@@ -220,3 +309,14 @@ def test_the_files_of_the_home_are_no_pages(site: WebSite) -> None:
         for prefix in ("", "/static", "/jobs", "/runs", "/skills", "/batches"):
             assert site.get(f"{prefix}/{name}").status in (400, 401, 404, 405)
             assert Path(site.home.parent, "secret").exists()
+
+
+def test_guessing_tokens_has_a_limit_and_those_who_are_in_stay_in(tmp_path: Path) -> None:
+    with open_site(tmp_path, TOKEN) as site:
+        cookie = {"cookie": f"{SESSION_COOKIE}={signed_in(site, TOKEN)}"}
+        statuses = [site.get("/", {"authorization": f"Bearer guess-{n}"}).status for n in range(20)]
+        statuses += [site.post("/sign-in", {"token": f"guess-{n}"}).status for n in range(40)]
+        assert set(statuses) == {401, 429} and statuses[0] == 401
+        refused = site.post("/sign-in", {"token": TOKEN})
+        assert refused.status == 429 and "wait a minute" in refused.text
+        assert site.get("/", cookie).status == 200

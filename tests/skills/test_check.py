@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -294,3 +295,12 @@ def test_a_block_runs_with_the_packages_it_names_and_one_that_cannot_be_installe
     bowl = SkillReport(list_skills(home).find("bowl"))
     run_skill(bowl, home / "cache")
     assert "run= names klin, which the skill does not pin" in bowl.result
+
+
+def test_blocks_of_a_skill_do_not_get_the_keys_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hermes.skills.check.execute import _run
+
+    monkeypatch.setenv("LAB_API_KEY", "sk-lab-0123456789abcdef")
+    monkeypatch.setenv("PLAIN_SETTING", "kept")
+    script = 'test -z "${LAB_API_KEY:-}" && test "$PLAIN_SETTING" = kept'
+    assert _run(["bash", "-euo", "pipefail"], Path(sys.executable), script) is None

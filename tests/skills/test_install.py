@@ -293,3 +293,14 @@ def test_a_home_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="cannot create the directory"):
         install(tmp_path / "file" / "home", prepare("arxiv"))
+
+
+def test_a_strangers_skill_does_not_stand_in_for_a_bundled_one(home: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "arxiv"
+    folder.mkdir()
+    (folder / "SKILL.md").write_text(skill_text("arxiv"))
+    with pytest.raises(UsageError, match="comes with Hermes"):
+        install(home, prepare(str(folder)))
+    assert list_skills(home).find("arxiv").origin is SkillOrigin.BUNDLED
+    assert install(home, prepare(str(folder)), replace=True).origin is SkillOrigin.USER
+    install(home, prepare("official/research/arxiv"), replace=True)

@@ -118,7 +118,7 @@ def test_an_id_can_be_shortened_while_it_stays_unique(writer: Writer, db: Path) 
 def test_a_file_that_is_no_database_is_reported(db: Path) -> None:
     db.parent.mkdir()
     db.write_text("this is not a database, it is a poem\n" * 200)
-    with pytest.raises(StoreError, match="cannot read the database") as caught:
+    with pytest.raises(StoreError, match="is damaged: file is not a database") as caught:
         Reader(db)
     assert caught.value.hint
     with pytest.raises(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ class WebSite:
         sent = {"content-type": "application/x-www-form-urlencoded", "origin": self.url, **(headers or {})}
         return self.send("POST", path, urlencode(form).encode(), sent)
 
+    def confirm(self, path: str, form: Mapping[str, str]) -> Reply:
+        """Sends a form that runs code, and confirms the page that names its files."""
+        question = self.post(path, form)
+        value = re.search(r'name="confirmed" value="([0-9a-f]+)"', question.text)
+        assert value, question.text
+        return self.post(path, {**form, "confirmed": value[1]})
+
     def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
         connection = http.client.HTTPConnection(self.host, timeout=60)
         try:
@@ -55,7 +63,7 @@ class WebSite:
 
 
 @contextmanager
-def open_site(home: Path, token: str | None = None) -> Iterator[WebSite]:
+def open_site(home: Path, token: str | None = None, rater_token: str | None = None) -> Iterator[WebSite]:
     config = load(environ={"HERMES_HOME": str(home), "HOME": str(home)})
-    with serve_in_background(config, WebOptions(port=0, token=token)) as url:
+    with serve_in_background(config, WebOptions(port=0, token=token, rater_token=rater_token)) as url:
         yield WebSite(url, home)

@@ -210,7 +210,7 @@ def test_the_form_has_the_fields_and_locks_of_the_command_line(run_site: WebSite
     text = run_site.get("/runs/new?environment=calculator").text
     assert 'name="field.env.group_size"' in text
     assert re.search(r'name="field.env.total_steps"[^>]*disabled', text)
-    refused = run_site.post("/runs/new", {"environment": "calculator", "field.env.group_size": "1"})
+    refused = run_site.confirm("/runs/new", {"environment": "calculator", "field.env.group_size": "1"})
     assert refused.status == 400 and "env.group_size" in refused.text and "Traceback" not in refused.text
     unknown = run_site.post("/runs/new", {"environment": "calculator", "field.nothing": "1"})
     assert unknown.status == 400 and "no field" in unknown.text

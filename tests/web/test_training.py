@@ -54,6 +54,8 @@ def test_a_run_is_started_watched_and_stopped_and_its_weights_are_fetched(
         page.fill('[name="field.env.group_size"]', "4")
         page.fill('[name="field.env.batch_size"]', "8")
         page.get_by_role("button", name="Start the run").click()
+        assert "letters" in page.inner_text("main ul")
+        page.get_by_role("button", name="Run it").click()
         page.wait_for_selector("#run-state, [role=alert], .message-page", timeout=_PATIENCE_MS)
         assert re.search(r"/runs/[0-9a-f]{8}$", page.url), page.inner_text("main")
         page.wait_for_selector(".panel.drawn", timeout=_PATIENCE_MS)
@@ -83,9 +85,11 @@ def test_an_environment_is_checked_and_one_task_is_tried(browser: Browser, tiny_
         page.goto(f"{tiny_site.url}/environments")
         letters = page.locator(".card-item", has_text="LettersEnv")
         letters.get_by_role("button", name="Try one task").click()
+        page.get_by_role("button", name="Run it").click()
         assert "reward" in finished_job(page)
         page.goto(f"{tiny_site.url}/environments")
         letters.get_by_role("button", name="Check").click()
+        page.get_by_role("button", name="Run it").click()
         page.wait_for_selector("#job .tag-good, #job .tag-bad", timeout=_PATIENCE_MS)
         page.goto(f"{tiny_site.url}/environments")
         assert re.search(r"checked \w+", letters.inner_text())
@@ -100,5 +104,6 @@ def test_a_preflight_keeps_the_locks(browser: Browser, tiny_site: WebSite) -> No
         locked = page.locator("[data-locked]").first
         assert locked.is_disabled()
         page.get_by_role("button", name=re.compile("Preflight")).click()
+        page.get_by_role("button", name="Run it").click()
         assert "groups" in finished_job(page)
         assert trouble.events == []

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
-from hermes.errors import MissingDependencyError, UsageError
+from hermes.data.lines import Line, read_lines, read_parquet
+from hermes.errors import UsageError
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -119,20 +120,18 @@ def _records(source: str) -> Iterator[tuple[int, JSON]]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, JSON]]:
-    with path.open("rb") as file:
-        for number, data in enumerate(file, 1):
-            if not data.strip():
-                continue
-            try:
-                yield number, json.loads(data.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:
-                yield number, ValueError(f"not JSON: {error}")
+    return _numbered(read_lines(path))
+
+
+def _numbered(lines: Iterator[Line]) -> Iterator[tuple[int, JSON]]:
+    for line in lines:
+        yield line.number, ValueError(line.problem) if line.row is None else line.row
 
 
 def _json(path: Path) -> Iterator[tuple[int, JSON]]:
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}", "a .json dataset is one array of rows") from error
     if not isinstance(data, list):
         raise UsageError(f"{path} holds no array of rows", "use .jsonl for one object a line")
@@ -140,30 +139,24 @@ def _json(path: Path) -> Iterator[tuple[int, JSON]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, JSON]]:
-    text = path.read_text("utf-8-sig")
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    for record in reader:
-        if None in record:
-            yield reader.line_num, ValueError("more columns than the heading has")
-        else:
-            yield reader.line_num, {name: value for name, value in record.items() if value not in (None, "")}
+    number = 1
+    try:
+        reader = csv.DictReader(io.StringIO(path.read_text("utf-8-sig"), newline=""))
+        for record in reader:
+            number = reader.line_num
+            if None in record:
+                yield number, ValueError("more columns than the heading has")
+            else:
+                yield number, {name: value for name, value in record.items() if value not in (None, "")}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{path} is no CSV after line {number}: {error}", "write it as UTF-8") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, JSON]]:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise MissingDependencyError("pyarrow", "export", "reading Parquet") from error
-    number = 0
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for record in batch.to_pylist():
-                number += 1
-                yield number, {name: value for name, value in record.items() if value is not None}
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{path} is no Parquet file, or is damaged: {error}", "write it again, or convert it to .jsonl"
-        ) from error
+    for number, record in _numbered(read_parquet(path)):
+        if isinstance(record, dict):
+            record = {name: value for name, value in record.items() if value is not None}
+        yield number, record
 
 
 def _hub(name: str) -> Iterator[tuple[int, JSON]]:

@@ -17,7 +17,8 @@ from hermes.cli.options import stored_variables
 def web(host: str, port: int, no_open: bool) -> None:
     """Read, rate and watch in a browser, until interrupted.
 
-    On any address but loopback, HERMES_WEB_TOKEN must hold a token that people sign in with.
+    On any address but loopback, HERMES_WEB_TOKEN must hold a token that people sign in with. Who has
+    the token in HERMES_WEB_RATER_TOKEN reads and rates, and can do nothing else.
     """
     import logging
     import os
@@ -29,10 +30,12 @@ def web(host: str, port: int, no_open: bool) -> None:
     from hermes.web.server import WebOptions, serve
 
     log_to_stderr(logging.WARNING)
-    token = os.environ.get("HERMES_WEB_TOKEN") or None
+    token, rater_token = (
+        os.environ.get(name) or None for name in ("HERMES_WEB_TOKEN", "HERMES_WEB_RATER_TOKEN")
+    )
     serve(
         load(),
-        WebOptions(host, port, token, open_browser=not no_open and sys.stdout.isatty()),
+        WebOptions(host, port, token, rater_token, open_browser=not no_open and sys.stdout.isatty()),
         lambda url: click.echo(f"hermes web on {url} (Ctrl-C ends it)"),
     )
     report_stop("web")

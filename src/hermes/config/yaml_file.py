@@ -1,7 +1,8 @@
 """config.yaml as data with locations: YAML 1.2, safe types only, every key with its line and column.
 
 Errors name `file:line:column` and never quote the file's values, which might be secrets pasted into the
-wrong place.
+wrong place. `limited_yaml` is for every YAML text that a stranger may have written: exceeding a limit on
+depth or on what its aliases become is a YAML error with its place, as any other.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from hermes.core import JSON, JSONObject
 from hermes.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
     from ruamel.yaml.nodes import Node
+
+
+MAX_CHARS = 256_000
+MAX_DEPTH = 64
+MAX_MERGES = 200
+"""Of `<<`, for which the loader needs time that grows with their square."""
+MAX_NODES = 20_000
+"""Values of a file, each counted as often as aliases repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +67,12 @@ def _repair(where: str) -> str:
 
 
 def _load(text: str, where: str, locations: dict[tuple[str, ...], str]) -> JSON:
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
     from ruamel.yaml.reader import ReaderError
 
-    yaml = YAML(typ="safe", pure=True)
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"{where}: more than {MAX_CHARS:,} characters are not read", _repair(where))
+    yaml = limited_yaml()
     try:
         node = yaml.compose(text)
         if node is None:
@@ -129,3 +140,40 @@ def _syntax_error(where: str, error: MarkedYAMLError) -> ConfigError:
     location = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
     reason = ", ".join(str(part) for part in (error.context, error.problem) if part)
     return ConfigError(f"{location}: {reason}", _repair(where))
+
+
+def limited_yaml(kind: Literal["safe", "rt"] = "safe") -> YAML:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.composer import Composer, ComposerError
+    from ruamel.yaml.events import AliasEvent
+
+    class LimitedComposer(Composer):
+        def __init__(self, loader: Any = None) -> None:
+            super().__init__(loader)
+            self._depth = self._size = self._merges = 0
+            self._sizes: dict[int, int] = {}
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.parser.peek_event()
+            size_before = self._size
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                self._fail(f"more than {MAX_DEPTH} levels of values in values", event)
+            node = super().compose_node(parent, index)
+            self._depth -= 1
+            # An alias in its own value has no size yet; who walks the values has to refuse it.
+            self._size += self._sizes.get(id(node), 1) if isinstance(event, AliasEvent) else 1
+            self._sizes.setdefault(id(node), self._size - size_before)
+            if self._size > MAX_NODES:
+                self._fail(f"more than {MAX_NODES:,} values, aliases counted as what they repeat", event)
+            self._merges += getattr(node, "value", None) == "<<"
+            if self._merges > MAX_MERGES:
+                self._fail(f"more than {MAX_MERGES} merged mappings", event)
+            return node
+
+        def _fail(self, problem: str, event: Any) -> None:
+            raise ComposerError(None, None, problem, event.start_mark)
+
+    yaml = YAML(typ=kind, pure=True)
+    yaml.Composer = LimitedComposer
+    return yaml

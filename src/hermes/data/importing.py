@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from hermes.core import JSONObject, Reward, Source, StepKind, StopReason, Trajectory
 from hermes.data.example import Example
@@ -24,7 +24,7 @@ from hermes.data.formats import record, sts
 from hermes.data.formats.base import BadRowError, Format
 from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
-from hermes.data.lines import Line, read_lines
+from hermes.data.lines import MAX_LINE_BYTES, Line, read_lines, read_parquet
 from hermes.errors import UsageError
 from hermes.store import ModelInput, Reader, Record, RefusedError, Writer
 
@@ -214,7 +214,7 @@ def rows_of(paths: list[Path]) -> Iterator[NumberedRow]:
     """Every row of every file, broken ones included."""
     for path in paths:
         for file in _files(path):
-            yield from (NumberedRow(str(file), line) for line in _lines(file))
+            yield from (NumberedRow(str(file), line) for line in _lines(file, named=file == path))
 
 
 def _record(example: Example) -> Record:
@@ -247,8 +247,10 @@ def _is_data(name: str) -> bool:
     return not name.startswith(".") and not name.endswith((*_NOT_DATA, ".manifest.json"))
 
 
-def _lines(path: Path) -> Iterator[Line]:
-    if path.suffix == ".parquet":
+def _lines(path: Path, *, named: bool) -> Iterator[Line]:
+    if not named and not path.is_file():
+        yield Line(1, None, "not a regular file: a pipe or a device is read only if you name it yourself")
+    elif path.suffix == ".parquet":
         yield from _parquet(path)
     elif path.suffix == ".json":
         yield from _document(path)
@@ -280,6 +282,8 @@ def _jsonl(path: Path) -> Iterator[Line]:
 def _document(path: Path) -> Iterator[Line]:
     """One JSON value: a row or a list of rows. JSON lines under the wrong name are read as such."""
     try:
+        if path.stat().st_size > MAX_LINE_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_LINE_BYTES >> 20} MiB", "convert it to JSON lines")
         value = json.loads(path.read_text("utf-8-sig"))
     except (ValueError, RecursionError):
         yield from _jsonl(path)
@@ -292,30 +296,24 @@ def _document(path: Path) -> Iterator[Line]:
 
 
 def _parquet(path: Path) -> Iterator[Line]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}", "is it a Parquet file?") from error
-    number = 0
-    for batch in file.iter_batches(batch_size=64):
-        for row in batch.to_pylist():
-            number += 1
-            yield Line(number, _without_nulls(row), None)
+    for line in read_parquet(path):
+        yield line if line.row is None else _with_json(line.number, _clean(line.row))
 
 
-def _without_nulls(value: JSONObject) -> JSONObject:
-    """A table's row as it was before it was one: no nulls, and JSON texts parsed."""
-    row = {name: _clean(item) for name, item in value.items() if item is not None}
-    for name in _JSON_COLUMNS:
-        text = row.get(name)
-        if isinstance(text, str):
-            row[name] = json.loads(text)
-    return row
+def _with_json(number: int, row: JSONObject) -> Line:
+    """The row with its JSON texts parsed, as they were before it was a table's."""
+    texts = {name: text for name in _JSON_COLUMNS if isinstance(text := row.get(name), str)}
+    values = {}
+    for name, text in texts.items():
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return Line(number, None, f"'{name}' is not JSON: {error}")
+    return Line(number, row | values, None)
 
 
-def _clean(value: object) -> object:
+def _clean(value: Any) -> Any:
+    """A table's value as it was before it was one: without nulls."""
     if isinstance(value, dict):
         return {name: _clean(item) for name, item in value.items() if item is not None}
     return [_clean(item) for item in value] if isinstance(value, list) else value

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from hermes.errors import MissingDependencyError
 from hermes.rollouts.intake import IntakeLimits
 from hermes.rollouts.security import TOKEN_SCHEME
-from hermes.safety.access import policy_for
 from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
@@ -48,10 +47,11 @@ def serve(options: TrajectoryServerOptions, announce: Callable[[str], None]) -> 
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "the trajectory API") from error
-    policy_for(TOKEN_SCHEME, options.host, options.token)
     if options.state_dir:
         _keep_freed_memory()
-    with listen(options.host, options.port) as listener:
+    with listen(
+        options.host, options.port, TOKEN_SCHEME, options.token, any_user=options.any_user
+    ) as listener:
         run_event_loop(_run(options, listener, announce))
 
 
@@ -68,7 +68,7 @@ def _keep_freed_memory() -> None:
 
 
 async def _run(options: TrajectoryServerOptions, listener: Listener, announce: Callable[[str], None]) -> None:
-    from hermes.rollouts.http.app import build_app
+    from hermes.rollouts.http.app import build_app, refuse
     from hermes.rollouts.http.protocol import HttpConnection
     from hermes.rollouts.journal.journal import FileJournal, GroupJournal, MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
@@ -79,9 +79,8 @@ async def _run(options: TrajectoryServerOptions, listener: Listener, announce: C
     )
     service = TrajectoryService(journal, options.limits)
     parser = Parser()
-    app = build_app(service, policy_for(TOKEN_SCHEME, options.host, options.token), parser)
-    only_user = options.token is None and not options.any_user
-    settings = HttpSettings(http=HttpConnection, keep_alive_s=30, only_user=only_user)
+    app = build_app(service, parser)
+    settings = HttpSettings(http=HttpConnection, keep_alive_s=30, refuse=refuse)
     clock = asyncio.create_task(_expire_every_second(service))
     try:
         await serve_until_signal(app, listener, settings, announce=announce)

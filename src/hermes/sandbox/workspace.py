@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 import stat
 import tempfile
 from contextlib import suppress
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes.disk.files import make_private_dirs
+from hermes.disk.trees import remove_tree, walk
 from hermes.errors import HostError, UsageError
+
+logger = logging.getLogger(__name__)
 
 UNPRIVILEGED_ID = 59_999
 """Owner of a fresh workspace if Hermes is root, so that commands need not run as root: above the ids of
@@ -58,9 +61,9 @@ class Workspace:
 
     def drop_set_uid(self) -> None:
         """Takes set-uid and set-gid from the files of a workspace that outlives its sandbox."""
-        for directory, _, names in os.walk(self.path):
+        for directory, _, names in walk(self.path):
             for name in names:
-                path = Path(directory, name)
+                path = directory / name
                 with suppress(OSError):
                     mode = path.lstat().st_mode
                     if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
@@ -71,19 +74,5 @@ class Workspace:
 
         Files that cannot be removed are left: a finished rollout must not fail because of them.
         """
-        if not self.fresh:
-            return
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.path.exists():
-            _make_writable(self.path)
-            shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _make_writable(top: Path) -> None:
-    with suppress(OSError):
-        top.chmod(stat.S_IRWXU)
-        for directory, names, _ in os.walk(top):
-            for name in names:
-                path = Path(directory, name)
-                if not path.is_symlink():
-                    path.chmod(stat.S_IRWXU)
+        if self.fresh and not remove_tree(self.path):
+            logger.warning("the workspace %s could not be removed whole", self.path)

@@ -1,17 +1,22 @@
-"""Runs an ASGI application under uvicorn: the way every HTTP server of Hermes is started.
+"""Opens every listening socket of Hermes, decides who may talk to it, and runs ASGI apps under uvicorn.
 
 Promises:
 
-- `listen` binds the socket before anything else is set up. The URL is final then, also for port 0, and
-  clients may connect: their requests wait in the backlog until the application is ready.
+- `listen` is the only place that opens a socket for others. It decides by host and token who is answered:
+  without a token only this user (and root), and only on loopback. A server that names no scheme has no token.
+- It binds the socket before anything else is set up. The URL is final then, also for port 0, and clients may
+  connect: their requests wait in the backlog until the application is ready.
+- What is served on a listener is guarded by its policy, whatever the application does: Host, Origin and
+  token of each request, and the user at the other end of each connection (`guard`, `protocol`, `peers`).
 - `serve_until_signal` returns after SIGINT or SIGTERM, once requests in progress have ended or the grace
   period is over, so that the caller closes its resources in order. uvicorn's own handler would raise the
   signal again and end the process first.
 - `serve_in_thread` serves until its context ends and leaves the signals of the process alone.
-- uvloop and httptools are used if they are installed. With httptools a head of a request is bounded in size
-  and time, a stalled body is cut, and with `only_user` other users of this machine are refused (`protocol`).
+- A head of a request is bounded in size and time, and a stalled body is cut (`protocol`). uvloop is used if
+  it is installed.
 
-Not promised: access control (`hermes.safety.access`), TLS, lifespan events, access logs, several processes.
+Not promised: TLS, lifespan events, access logs, several processes; users are told apart on Linux only, and a
+server that cannot do it says so.
 """
 
 from __future__ import annotations
@@ -19,19 +24,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from hermes.errors import HermesError
+from hermes.errors import HermesError, MissingDependencyError
+from hermes.safety.access import NO_TOKEN, HttpAccessPolicy, Refusal, TokenScheme, policy_for
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Scope
+
+    from hermes.serving.protocol import LimitedHttpProtocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +49,43 @@ class Listener:
     socket: socket.socket
     url: str
     """`http://host:port` with the real port."""
+    policy: HttpAccessPolicy
+    """Who may talk to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    http: type[asyncio.Protocol] | Literal["auto", "h11", "httptools"] = "auto"
-    """uvicorn's name of an HTTP implementation, or a protocol class of one's own."""
+    http: type[LimitedHttpProtocol] | None = None
+    """A protocol class of one's own."""
     keep_alive_s: int = 75
     """How long an idle connection stays open."""
     grace_s: int = 10
     """How long a shutdown waits for requests in progress."""
-    only_user: bool = False
-    """Refuses the connections of other users of this machine, if the system can tell whose they are."""
+    open_paths: tuple[str, ...] = ()
+    """Beginnings of paths that need no token, such as those of signed URLs; other sites are refused there."""
+    refuse: Callable[[Scope, Refusal], Response] | None = None
+    """How a refusal is answered; None: as JSON."""
+    guesses_a_minute: int | None = None
+    """Wrong tokens of one address after which it has to wait, also with the right one; None: any number. For
+    servers of people: a program with a stale token would hold up all others of its machine."""
 
 
 @contextlib.contextmanager
-def listen(host: str, port: int, backlog: int = 1024) -> Iterator[Listener]:
+def listen(
+    host: str,
+    port: int,
+    scheme: TokenScheme = NO_TOKEN,
+    token: str | None = None,
+    *,
+    any_user: bool = False,
+    backlog: int = 1024,
+) -> Iterator[Listener]:
     """A listener that is closed when the context ends; port 0 is any free port.
 
-    HermesError: the address is in use or cannot be bound.
+    UsageError: an address that other machines can reach, without a token. HermesError: the address is in use
+    or cannot be bound.
     """
+    policy = policy_for(scheme, host, token, any_user=any_user)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound_socket = socket.create_server((host, port), family=family, backlog=backlog)
@@ -72,7 +97,7 @@ def listen(host: str, port: int, backlog: int = 1024) -> Iterator[Listener]:
         ) from error
     with bound_socket:
         name = f"[{host}]" if ":" in host else host
-        yield Listener(bound_socket, f"http://{name}:{bound_socket.getsockname()[1]}")
+        yield Listener(bound_socket, f"http://{name}:{bound_socket.getsockname()[1]}", policy)
 
 
 def run_event_loop(main: Coroutine[Any, Any, None]) -> None:
@@ -129,17 +154,25 @@ def serve_in_thread(
 
 
 def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uvicorn.Server:
-    import uvicorn
+    try:
+        import uvicorn
+
+        from hermes.serving.guard import GuardedApp, guarded_protocol
+    except ImportError as error:
+        raise MissingDependencyError(error.name or "uvicorn", "web", "an HTTP server") from error
 
     class SignalFreeServer(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
             yield
 
+    guarded = GuardedApp(
+        app, listener.policy, settings.open_paths, settings.refuse, settings.guesses_a_minute
+    )
     return SignalFreeServer(
         uvicorn.Config(
-            app,
-            http=_http_implementation(settings, listener),
+            guarded,
+            http=guarded_protocol(settings.http, guarded, listener.socket),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -150,32 +183,6 @@ def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uv
             timeout_graceful_shutdown=settings.grace_s,
         )
     )
-
-
-def _http_implementation(settings: HttpSettings, listener: Listener) -> Any:
-    """The protocol class with limits; h11, which limits the head only, where httptools is not installed."""
-    try:
-        from hermes.serving.protocol import LimitedHttpProtocol
-    except ImportError:
-        return "h11" if settings.http == "auto" else settings.http
-    base = LimitedHttpProtocol if settings.http == "auto" else settings.http
-    if not settings.only_user or not isinstance(base, type) or not issubclass(base, LimitedHttpProtocol):
-        return base
-    if not knows_own_user(listener):
-        return base
-    return type(f"Own{base.__name__}", (base,), {"only_user": True})
-
-
-def knows_own_user(listener: Listener) -> bool:
-    """Whether this system tells whose a connection to the listener is; tried with one of our own."""
-    from hermes.serving.peers import owner_of
-
-    address = listener.socket.getsockname()[:2]
-    try:
-        with socket.create_connection(address, timeout=2.0) as client:
-            return owner_of(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
-    except OSError:
-        return False
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -8,15 +8,34 @@ cannot be told any more, and is None. Linux only.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST, _ANY_COOKIE = 4, 20, 1, b"\xff" * 8
 _TIMEOUT_S = 1.0
 _MAX_TABLE_BYTES = 8 << 20
 Address = tuple[str, int]
+
+
+def is_own(client: Sequence[Any] | None, server: Sequence[Any] | None) -> bool:
+    """Whether a connection between these socket addresses is held by this process's user, or by root."""
+    if not client or not server:
+        return False
+    return owner_of((client[0], client[1]), (server[0], server[1])) in (0, os.geteuid())
+
+
+def are_told_apart(listening: socket.socket) -> bool:
+    """Whether this system tells whose a connection to the socket is; tried with one of our own."""
+    try:
+        with socket.create_connection(listening.getsockname()[:2], timeout=_TIMEOUT_S) as client:
+            return is_own(client.getsockname(), client.getpeername())
+    except OSError:
+        return False
 
 
 def owner_of(client: Address, server: Address) -> int | None:

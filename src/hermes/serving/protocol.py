@@ -4,18 +4,21 @@
 - A head that is not complete in time, or a body of which nothing arrives for a while, is cut with 408. Time
   in which the server itself does not read does not count.
 - A header by which access is decided, such as Host, comes once; a request with two gets 400.
-- With `only_user`, a connection of another user of this machine gets 403 before anything of it is read.
+- With a `stranger_response`, the connection of another user of this machine gets it before anything is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from typing import Any, ClassVar
+import json
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hermes.serving.peers import owner_of
+from hermes.serving.peers import is_own
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 MAX_HEAD_BYTES = 64 << 10
 _LINGER_S = 1.0
@@ -24,8 +27,8 @@ _ONCE = frozenset((b"host", b"origin", b"referer", b"authorization", b"x-api-key
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    only_user: ClassVar[bool] = False
-    """Only this process's user, and root, may connect."""
+    stranger_response: ClassVar[Response | None] = None
+    """The answer to other users than this process's and root; None: every user may connect."""
     head_timeout_s: ClassVar[float] = 30.0
     """From the connection, or the first byte of a further request, to the end of the head."""
     body_timeout_s: ClassVar[float] = 60.0
@@ -38,10 +41,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if self.only_user and not _is_own(transport):
-            self._refuse(
-                b"403 Forbidden", b"this server answers only the user who started it; see --no-token"
-            )
+        ends = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        if self.stranger_response is not None and not is_own(*ends):
+            response = self.stranger_response
+            headers = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+            self._send_and_close(b"403 Forbidden", headers, bytes(response.body))
             return
         self._expect(self.head_timeout_s)
 
@@ -107,22 +111,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._refuse(b"431 Request Header Fields Too Large", f"at most {MAX_HEAD_BYTES} bytes".encode())
 
     def _refuse(self, status: bytes, detail: bytes) -> None:
+        body = json.dumps({"detail": detail.decode()}).encode()
+        headers = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        self._send_and_close(status, headers, body)
+
+    def _send_and_close(self, status: bytes, headers: bytes, body: bytes) -> None:
         self._refused = True
         self._expect(None)
         if self.transport.is_closing():
             return
-        body = b'{"detail": "' + detail + b'"}'
         answered = self.cycle is not None and getattr(self.cycle, "response_started", False)
         if not answered:
-            head = b"HTTP/1.1 " + status + b"\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+            head = b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n" + headers
+            self.transport.write(head + b"\r\n" + body)
         # Closed at once, with data unread, the connection would be reset before the client reads this.
         self.transport.pause_reading()
         self.loop.call_later(_LINGER_S, self.transport.close)
-
-
-def _is_own(transport: asyncio.Transport) -> bool:
-    client, server = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-    if not client or not server:
-        return False
-    return owner_of(client[:2], server[:2]) in (0, os.geteuid())

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
+from hermes.disk.trees import walk
 from hermes.errors import ConfigError, UsageError
 from hermes.safety.paths import open_inside
 from hermes.skills.skill import SKILL_FILE, Skill, SkillError, SkillOrigin, read_skill
@@ -124,8 +125,8 @@ def skill_files(skill: Skill) -> list[str]:
 def relative_files(directory: Path) -> list[str]:
     """Regular files below `directory`, sorted; links are not followed and not listed."""
     files: list[str] = []
-    for parent, _, names in os.walk(directory):
-        paths = (Path(parent) / name for name in names)
+    for parent, _, names in walk(directory):
+        paths = (parent / name for name in names)
         regular = (path for path in paths if stat.S_ISREG(path.lstat().st_mode))
         files += [path.relative_to(directory).as_posix() for path in regular]
     return sorted(files)

@@ -32,6 +32,8 @@ from hermes.skills.skill import (
 from hermes.skills.source import Files, read_source
 
 QUARANTINE = ".quarantine"
+_OFFICIAL = "official/"
+"""How the sources of bundled skills begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def prepare(source: str) -> SkillCandidate:
     category: str | None = None
     if bundled := _find_bundled(source):
         path, category = bundled
-        origin = f"official/{category}/{path.name}"
+        origin = f"{_OFFICIAL}{category}/{path.name}"
     elif path.exists():
         origin = str(path.resolve())
     else:
@@ -98,8 +100,17 @@ def prepare(source: str) -> SkillCandidate:
 
 
 def install(home: Path, candidate: SkillCandidate, *, replace: bool = False) -> Skill:
-    """Installs the candidate and locks it; an existing skill is kept unless `replace`."""
+    """Installs the candidate and locks it; an existing skill is kept unless `replace`.
+
+    UsageError also if a stranger's skill would stand in for one that comes with Hermes, unless `replace`.
+    """
     name = candidate.skill.name
+    bundled = any(skill.name == name for skill in bundled_skills().skills)
+    if bundled and not replace and not candidate.source.startswith(_OFFICIAL):
+        raise UsageError(
+            f"'{name}' is a skill that comes with Hermes; {candidate.source} would replace it.",
+            "Rename it, or add --force if the agent should follow this one instead.",
+        )
     existing = user_directory(home, name)
     if existing and not replace:
         raise UsageError(

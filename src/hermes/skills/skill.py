@@ -14,6 +14,7 @@ from datetime import date
 from enum import StrEnum
 from pathlib import Path
 
+from hermes.config.yaml_file import limited_yaml
 from hermes.core import JSON, JSONObject
 from hermes.errors import HermesError
 
@@ -227,16 +228,15 @@ def _split(text: str, file: str) -> tuple[str, str]:
 
 
 def _load_yaml(front: str, file: str) -> Mapping[str, JSON]:
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        value = YAML(typ="safe", pure=True).load(front)
+        value = limited_yaml().load(front)
     except MarkedYAMLError as error:
         # The mark counts from 0 inside the front matter, which starts on the file's second line.
         line = f"line {error.problem_mark.line + 2}: " if error.problem_mark else ""
         raise SkillError(file, "", f"{line}front matter is not valid YAML ({error.problem})") from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:  # ValueError: a day 99 of a month, a number of 5,000 digits
         raise SkillError(file, "", f"front matter is not valid YAML ({error})") from error
     if not isinstance(value, dict):
         raise SkillError(file, "", "front matter must be a mapping of fields")

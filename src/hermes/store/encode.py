@@ -7,7 +7,8 @@ import sqlite3
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from hermes.core import (
     Boundary,
@@ -23,6 +24,18 @@ from hermes.core import (
     TokenTrace,
     ToolResult,
 )
+from hermes.errors import StoreError
+from hermes.store.sqlite import DAMAGE_HINT
+
+
+@contextmanager
+def decoding(part: str) -> Iterator[None]:
+    """Also a decorator. StoreError: what the row holds is not what was written."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise StoreError(f"the store is damaged: {part} cannot be decoded ({reason})", DAMAGE_HINT) from error
 
 
 def pack_ints(values: Sequence[int]) -> bytes:
@@ -56,6 +69,7 @@ def _from_little_endian(code: str, data: bytes) -> array[int]:
     return values
 
 
+@decoding("a trajectory")
 def decode_header(row: sqlite3.Row) -> Header:
     return Header(
         id=row["id"],
@@ -74,6 +88,7 @@ def decode_header(row: sqlite3.Row) -> Header:
     )
 
 
+@decoding("an outcome")
 def decode_outcome(row: sqlite3.Row) -> Outcome:
     return Outcome(
         StopReason(row["stop_reason"]),
@@ -83,6 +98,7 @@ def decode_outcome(row: sqlite3.Row) -> Outcome:
     )
 
 
+@decoding("a step")
 def decode_step(row: sqlite3.Row) -> Step:
     kind = StepKind(row["kind"])
     call = result = None

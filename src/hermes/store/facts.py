@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from hermes.core import Fact, FactAuthor
 from hermes.errors import UsageError
+from hermes.store.encode import decoding
 
 _MIN_REFERENCE_CHARS = 6
 SCHEMA = """
@@ -55,6 +56,7 @@ def delete(db: sqlite3.Connection, fact_id: str) -> None:
         raise UsageError(f"there is no fact {fact_id}", "see 'hermes memory list'")
 
 
+@decoding("a fact")
 def select(db: sqlite3.Connection) -> list[Fact]:
     """Oldest first."""
     rows = db.execute(

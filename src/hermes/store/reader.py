@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 
 from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
-from hermes.errors import StoreError, UsageError
+from hermes.errors import UsageError
 from hermes.store import facts, metrics, migrations, owner, samples, sqlite
 from hermes.store.browse.columns import SqlCondition
-from hermes.store.encode import decode_header, decode_outcome, decode_step
+from hermes.store.encode import decode_header, decode_outcome, decode_step, decoding
 from hermes.store.query import ALL, JOINED, LATEST_RATING, LATEST_REWARD, Filter, fts_query
 from hermes.store.rating import events, queues
 from hermes.store.rating.attempts import TaskAttempt, select_attempts
@@ -52,7 +52,7 @@ class Reader:
             connection = sqlite.connect_memory()
             migrations.migrate(connection, None)
             return connection
-        try:
+        with sqlite.translated_errors(path, "read"):
             connection = sqlite.connect_reader(path)
             version = migrations.version(connection)
             migrations.refuse_newer(version, path)
@@ -60,11 +60,6 @@ class Reader:
                 connection.close()
                 Writer(path).close()  # upgrades it
                 connection = sqlite.connect_reader(path)
-        except sqlite.errors() as error:
-            raise StoreError(
-                f"cannot read the database {path}: {error}",
-                "if it is damaged, move it aside; there may be a backup beside it, *.bak",
-            ) from error
         return connection
 
     def metrics(self, run_id: str) -> list[metrics.StepMetrics]:
@@ -89,6 +84,9 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        damage = (sqlite.dbapi().Error, UnicodeDecodeError)
+        if isinstance(error, damage):  # a page that was read in the context
+            raise sqlite.store_error(self._path, error, "read") from error
 
     def summaries(
         self, filters: Filter = ALL, *, limit: int = 50, before: str | None = None
@@ -319,6 +317,7 @@ class Reader:
         row = self._db.execute("SELECT run_id FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()
         return None if row is None else row[0]
 
+    @decoding("a reward")
     def rewards(self, trajectory_id: str) -> list[Reward]:
         rows = self._db.execute(
             "SELECT w.* FROM rewards w JOIN trajectories t ON t.seq = w.trajectory"
@@ -335,23 +334,27 @@ class Reader:
     def stats(self, filters: Filter = ALL) -> Stats:
         return statistics(self._db, filters)
 
+    @decoding("a message")
     def _messages(self, context: int | None) -> tuple[Message, ...]:
         rows = self._db.execute(
             "WITH RECURSIVE up (parent, message, depth) AS ("
             " SELECT parent, message, 0 FROM contexts WHERE id = ?"
-            " UNION ALL SELECT c.parent, c.message, up.depth + 1 FROM contexts c JOIN up ON c.id = up.parent)"
+            " UNION ALL SELECT c.parent, c.message, up.depth + 1 FROM contexts c JOIN up ON c.id = up.parent"
+            " AND c.parent < c.id)"  # else a damaged node could lead round in circles
             " SELECT m.body FROM up JOIN messages m ON m.id = up.message ORDER BY up.depth DESC",
             (context,),
         )
         return tuple(Message.from_json(json.loads(row["body"])) for row in rows)
 
     @staticmethod
+    @decoding("an outcome")
     def _outcome(row: sqlite3.Row) -> Outcome | None:
         if row["stop_reason"] is not None:
             return decode_outcome(row)
         return None if owner.is_alive(row["owner"]) else cut_outcome()
 
 
+@decoding("the schema of a tool")
 def _schemas(body: str | None) -> Sequence[JSONObject]:
     return json.loads(body) if body else ()
 

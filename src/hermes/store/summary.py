@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hermes.core import Message, StopReason, Usage
 from hermes.store import owner
-from hermes.store.encode import search_text
+from hermes.store.encode import decoding, search_text
 from hermes.store.query import JOINED, LATEST_RATING, LATEST_REWARD, TOTALS
 
 RUNNING = "running"
@@ -63,6 +63,7 @@ SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, 
 """
 
 
+@decoding("a trajectory")
 def decode_summary(row: sqlite3.Row, connection: sqlite3.Connection) -> Summary:
     """An unfinished trajectory has no totals yet: they are summed from its steps so far."""
     totals, stop = row, row["stop_reason"]
@@ -103,6 +104,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
+@decoding("a message")
 def snippet(body: str, query: str) -> str:
     """The stretch of a stored message around the first word of the query, on one line."""
     text = " ".join(search_text(Message.from_json(json.loads(body))).split())

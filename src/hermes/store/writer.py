@@ -4,7 +4,7 @@ Promises. A future that resolved means the row survives kill -9 and power loss. 
 updated: a trajectory is a header, then steps, then one outcome, and verdicts are appended beside
 it; only facts of the memory can be removed. What is written has been through the redactor. A
 trajectory whose recording process died is given the outcome 'cut' by the next writer that opens the
-database.
+database. A damaged file is refused before anything is written to it.
 
 One thread owns the connection and commits whatever is queued in one transaction (group commit), so
 many concurrent rollouts share one disk flush. An operation that fails (an unknown trajectory, say)
@@ -41,15 +41,17 @@ class Writer:
 
     def __init__(self, path: Path, redact: Redact = no_redaction) -> None:
         self._path = path
-        try:
-            sqlite.create_private(path)
+        with sqlite.translated_errors(path, "write to"):
+            sqlite.make_folder(path)
             with sqlite.write_lock(path):
+                if path.exists():
+                    sqlite.refuse_damaged(path)
+                else:
+                    _create(path)
                 self._connection = sqlite.connect_writer(path)
                 migrations.migrate(self._connection, path)
                 self._rows = Rows(self._connection, redact)
                 self._rows.mark_cut(_now_ms())
-        except sqlite.errors() as error:
-            raise _store_error(path, error) from error
         self._group: GroupCommit[Operation] = GroupCommit("hermes-store", self._commit)
 
     def begin(self, header: Header) -> Future[None]:
@@ -161,7 +163,7 @@ class Writer:
         except sqlite.errors() as error:
             self._roll_back()
             for _, future in batch:
-                future.set_exception(_store_error(self._path, error))
+                future.set_exception(sqlite.store_error(self._path, error, "write to"))
             return
         for position, (_, future) in enumerate(batch):
             if position in failures:
@@ -190,17 +192,17 @@ class Writer:
             self._connection.execute("ROLLBACK")
 
 
-def _store_error(path: Path, error: Exception) -> StoreError:
-    text = str(error)
-    if "full" in text or "No space" in text:
-        hint = f"free space on the disk that holds {path.parent}, then run the same command again"
-    elif "readonly" in text or "unable to open" in text:
-        hint = f"make {path.parent} writable, or set HERMES_HOME to a directory that is"
-    elif "malformed" in text or "not a database" in text:
-        hint = f"move {path} aside (a backup may lie beside it as *.bak); Hermes then starts a new one"
-    else:
-        hint = "run 'hermes doctor'"
-    return StoreError(f"cannot write to {path}: {text}", hint)
+def _create(path: Path) -> None:
+    """Under its name a store has a schema from the start, so that an empty file is known to be damaged."""
+    draft = path.with_name(f"{path.name}.new")
+    sqlite.remove(draft)
+    sqlite.create_private(draft)
+    connection = sqlite.connect_writer(draft)
+    try:
+        migrations.migrate(connection, None)
+    finally:
+        connection.close()
+    draft.rename(path)
 
 
 def _now_ms() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -14,7 +15,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from hermes.errors import HermesError, HostError, UsageError
-from hermes.safety.access import HttpAccessPolicy
 from hermes.web.context import WebContext
 from hermes.web.pages import (
     alerts,
@@ -37,7 +37,7 @@ from hermes.web.rating.api import PREFIX as RATING_API
 from hermes.web.rating.api import RatingApi
 from hermes.web.requests import WebHandler, endpoint
 from hermes.web.responses import STATIC, PageError, error_page
-from hermes.web.security import SIGN_IN_PATH, GuardedApp
+from hermes.web.security import SIGN_IN_PATH, SIGN_OUT_PATH, RoleGuard, WebSessions
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER = "public, max-age=31536000, immutable"
@@ -62,13 +62,14 @@ PAGES: tuple[tuple[str, str, WebHandler], ...] = (
 )
 
 
-def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
+def build_app(context: WebContext, sessions: WebSessions) -> ASGIApp:
     routes: list[BaseRoute] = [
         Route(path, endpoint(handler), methods=[method]) for method, path, handler in PAGES
     ]
     routes += [
         Route("/static/{name:path}", _static, methods=["GET"]),
-        Route(SIGN_IN_PATH, endpoint(sign_in.make_handler(policy)), methods=["GET", "POST"]),
+        Route(SIGN_IN_PATH, endpoint(partial(sign_in.sign_in, sessions)), methods=["GET", "POST"]),
+        Route(SIGN_OUT_PATH, endpoint(partial(sign_in.sign_out, sessions)), methods=["POST"]),
         Route("/favicon.ico", _favicon, methods=["GET"]),
         Mount(RATING_API, app=RatingApi(context)),
     ]
@@ -83,7 +84,7 @@ def build_app(context: WebContext, policy: HttpAccessPolicy) -> ASGIApp:
         },
     )
     app.state.context = context
-    return GuardedApp(GZipMiddleware(app, minimum_size=2000, compresslevel=4), policy)
+    return RoleGuard(GZipMiddleware(app, minimum_size=2000, compresslevel=4), sessions)
 
 
 async def _static(request: Request) -> Response:

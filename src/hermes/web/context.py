@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from hermes.config.load import load
 from hermes.config.paths import config_path, db_path, env_path
+from hermes.store import sqlite
 from hermes.store.browse.reader import BrowseReader
 from hermes.training.monitor.incidents.alerts import AlertRule, parse_rule
 from hermes.training.monitor.series.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
-from hermes.web.caches import KeyedCache, RunCounts, modified
+from hermes.web.caches import KeyedCache, RunCounts, TimedValue, modified
 from hermes.web.jobs import Jobs
+from hermes.web.live import LiveStreams
 from hermes.web.rating.leases import ItemLeases
 from hermes.web.rating.yields import YieldCounter
 from hermes.web.runs.metrics import MetricsCache
@@ -29,8 +31,11 @@ if TYPE_CHECKING:
     from hermes.envs.cli.discover import Discovery
     from hermes.skills.catalogue import Catalogue
     from hermes.store import Writer
+    from hermes.web.runs.listing import RunRow
 
 _IDLE_READERS = 8
+RUNS_PERIOD_S = 1.0
+"""How old the list of runs may be that all open pages of it share."""
 
 
 class WebContext:
@@ -50,8 +55,8 @@ class WebContext:
         self._rules: KeyedCache[tuple[AlertRule, ...]] = KeyedCache()
         self.leases = ItemLeases()
         self.yields = YieldCounter()
-        self.stopping = threading.Event()
-        """Set when the server ends: streams of events end with it."""
+        self.streams = LiveStreams()
+        self.live_runs: TimedValue[list[RunRow]] = TimedValue(RUNS_PERIOD_S)
 
     @property
     def home(self) -> Path:
@@ -88,6 +93,9 @@ class WebContext:
         reader = reader or BrowseReader(path)
         try:
             yield reader
+        except (sqlite.dbapi().Error, UnicodeDecodeError) as error:
+            reader.close()
+            raise sqlite.store_error(path, error, "read") from error
         except BaseException:
             reader.close()
             raise

@@ -6,8 +6,9 @@ thread, so that a slow query never holds up the event loop.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -76,6 +77,17 @@ class WebRequest:
 
     def page(self, template: str, values: Mapping[str, Any] | None = None, status: int = 200) -> Response:
         return page(template, self.scope, values or {}, status)
+
+    def confirmation(self, title: str, sources: Sequence[str], back: str) -> Response | None:
+        """A page that names the sources of the code that this form runs; None: the form comes from that page.
+
+        Sources that have changed meanwhile are shown again.
+        """
+        confirmed = hashlib.sha256("\n".join(sources).encode()).hexdigest()
+        if self.form.get("confirmed") == confirmed:
+            return None
+        values = {"title": title, "sources": sources, "form": self.form, "confirmed": confirmed, "back": back}
+        return self.page("confirm.html", values)
 
 
 WebHandler = Callable[[WebRequest], Response]

@@ -19,6 +19,8 @@ from hermes.web.render.text import ansi_html, plain_html
 STATIC = Path(__file__).parent / "static"
 _TEMPLATES = Path(__file__).parent / "templates"
 THEMES = ("auto", "light", "dark")
+ROLE = "hermes.role"
+"""Where a request's scope has the role of a person who signed in."""
 THEME_COOKIE = "hermes_theme"
 
 NAVIGATION = (
@@ -101,6 +103,7 @@ def render(template: str, scope: Scope, values: Mapping[str, Any]) -> str:
                 "",
             ),
             theme=_theme(headers.get(b"cookie", b"")),
+            role=scope.get(ROLE, ""),
             **values,
         )
     )

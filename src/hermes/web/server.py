@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
-from hermes.safety.access import policy_for
 from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_in_thread, serve_until_signal
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from hermes.config.load import Config
+    from hermes.web.context import WebContext
 
 PORT = 8765
 _BROWSER_WAIT_S = 0.3
+_GUESSES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,9 @@ class WebOptions:
     port: int = PORT
     """0: any free one."""
     token: str | None = field(default=None, repr=False)
+    """May do everything."""
+    rater_token: str | None = field(default=None, repr=False)
+    """May read and rate."""
     open_browser: bool = False
 
 
@@ -37,51 +42,49 @@ def serve(config: Config, options: WebOptions, announce: Callable[[str], None]) 
     UsageError: an address that other machines can reach, without a token. HermesError: the address is taken.
     """
     _require_packages()
-    from hermes.web.security import TOKEN_SCHEME
-
-    policy_for(TOKEN_SCHEME, options.host, options.token)
-    with listen(options.host, options.port) as listener:
-        run_event_loop(_run(config, options, listener, announce))
+    with _open(config, options) as site:
+        if options.open_browser:
+            threading.Thread(target=_open_browser, args=(site.listener.url,), daemon=True).start()
+        settings = replace(site.settings, grace_s=3)
+        on_signal = site.context.streams.stopping.set
+        run_event_loop(
+            serve_until_signal(site.app, site.listener, settings, announce=announce, on_signal=on_signal)
+        )
 
 
 @contextlib.contextmanager
 def serve_in_background(config: Config, options: WebOptions) -> Iterator[str]:
     """The app in a thread of this process, for tests and measurements; gives its URL."""
-    from hermes.web.app import build_app
-    from hermes.web.context import WebContext
-    from hermes.web.security import TOKEN_SCHEME
-
-    context = WebContext(config)
-    policy = policy_for(TOKEN_SCHEME, options.host, options.token)
-    try:
-        with (
-            listen(options.host, options.port) as listener,
-            serve_in_thread(build_app(context, policy), listener, HttpSettings(grace_s=1), name="hermes-web"),
-        ):
-            try:
-                yield listener.url
-            finally:
-                context.stopping.set()
-    finally:
-        context.close()
+    with (
+        _open(config, options) as site,
+        serve_in_thread(site.app, site.listener, replace(site.settings, grace_s=1), name="hermes-web"),
+    ):
+        try:
+            yield site.listener.url
+        finally:
+            site.context.streams.stopping.set()
 
 
-async def _run(
-    config: Config, options: WebOptions, listener: Listener, announce: Callable[[str], None]
-) -> None:
-    from hermes.web.app import build_app
-    from hermes.web.context import WebContext
-    from hermes.web.security import TOKEN_SCHEME
+@dataclass(frozen=True, slots=True)
+class _Site:
+    app: ASGIApp
+    context: WebContext
+    listener: Listener
+    settings: HttpSettings
 
-    context = WebContext(config)
-    app = build_app(context, policy_for(TOKEN_SCHEME, options.host, options.token))
-    if options.open_browser:
-        threading.Thread(target=_open_browser, args=(listener.url,), daemon=True).start()
-    settings = HttpSettings(grace_s=3)
-    try:
-        await serve_until_signal(app, listener, settings, announce=announce, on_signal=context.stopping.set)
-    finally:
-        await asyncio.to_thread(context.close)
+
+@contextlib.contextmanager
+def _open(config: Config, options: WebOptions) -> Iterator[_Site]:
+    from hermes.web.security import OPEN_PATHS, WebSessions, refuse
+
+    sessions = WebSessions(options.token, options.rater_token)
+    with listen(options.host, options.port, sessions.scheme(), sessions.any_token) as listener:
+        from hermes.web.app import build_app  # after what may be refused: it takes a while
+        from hermes.web.context import WebContext
+
+        with contextlib.closing(WebContext(config)) as context:
+            settings = HttpSettings(open_paths=OPEN_PATHS, refuse=refuse, guesses_a_minute=_GUESSES)
+            yield _Site(build_app(context, sessions), context, listener, settings)
 
 
 def _open_browser(url: str) -> None:

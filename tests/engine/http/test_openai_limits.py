@@ -17,9 +17,7 @@ from hermes.engine.info import EngineOptions
 from hermes.engine.server.app import build_app
 from hermes.engine.server.openai.errors import RETRY_AFTER_S
 from hermes.engine.server.openai.routes import openai_routes
-from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.engine.server.state import open_state
-from hermes.safety.access import HttpAccessPolicy
 from tests.engine.http.engine_process import tokens
 from tests.engine.http.openai_parts import make_chat_model
 from tests.engine.tiny import tiny_model
@@ -40,9 +38,7 @@ def open_face(tmp_path: Path) -> Iterator[Open]:
         opened.append((engine, store))
         engine.start()
         state = open_state(engine, store, ("tiny",), 300.0)
-        transport = httpx.ASGITransport(
-            build_app(openai_routes(state, "hermes"), HttpAccessPolicy(TOKEN_SCHEME))
-        )
+        transport = httpx.ASGITransport(build_app(openai_routes(state, "hermes")))
         return engine, httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60)
 
     yield one

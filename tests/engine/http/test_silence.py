@@ -18,11 +18,9 @@ from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.server.app import build_app
-from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.engine.server.state import open_state
 from hermes.engine.server.tinker.routes import tinker_routes
 from hermes.engine.server.tinker.sessions import SAMPLES_TIMEOUT_S, Sessions
-from hermes.safety.access import HttpAccessPolicy
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, Server, tokens
 from tests.waiting import wait_until
@@ -53,7 +51,7 @@ async def desk(tiny_folder: Path, tmp_path: Path) -> AsyncIterator[Desk]:
     engine.start()
     store = CheckpointStore(tmp_path)
     state = open_state(engine, store, ("tiny",), 300.0)
-    transport = httpx.ASGITransport(build_app(tinker_routes(state), HttpAccessPolicy(TOKEN_SCHEME)))
+    transport = httpx.ASGITransport(build_app(tinker_routes(state)))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as client:
         yield Desk(engine, state.sessions, client)
     engine.close()

@@ -17,12 +17,14 @@ def doctor(as_json: bool) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.doctor.check import CheckStatus
     from hermes.config.doctor.report import examine
+    from hermes.config.paths import db_path, home
     from hermes.safety.output.columns import wrapped
     from hermes.safety.text import printable
     from hermes.sandbox.checks import sandbox_checks
+    from hermes.store.upkeep.maintain import doctor_check
 
     with waiting("checking this machine"):
-        checks = [*examine(), *sandbox_checks()]
+        checks = [*examine(), *sandbox_checks(), doctor_check(db_path(home()))]
     failed = any(check.status is CheckStatus.FAIL for check in checks)
     if as_json:
         import json

@@ -14,11 +14,12 @@ from hermes.cli.options import CommandGroup, json_option
 
 @click.group(cls=CommandGroup)
 def store() -> None:
-    """The database of trajectories: check, compact, backup.
+    """The database of trajectories: check, compact, backup, salvage.
 
     \b
     hermes store check
     hermes store backup hermes-backup.db
+    hermes store salvage rescued.db
     """
 
 
@@ -53,7 +54,7 @@ def check(as_json: bool) -> None:
         for problem in result.problems:
             click.echo(f"damaged: {problem}")
         if result.problems:
-            click.echo(f"  fix: restore a backup ('{path.name}*.bak' beside it), or export what can be read")
+            click.echo(f"  fix: restore a backup ('{path.name}*.bak'), or: hermes store salvage NEW.db")
         else:
             click.echo("no damage")
     if result.problems:
@@ -89,6 +90,31 @@ def backup(target: Path, as_json: bool) -> None:
     click.echo(
         json.dumps({"path": str(target), "bytes": size}) if as_json else f"wrote {target}, {_size(size)}"
     )
+
+
+@store.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@json_option
+def salvage(target: Path, as_json: bool) -> None:
+    """Copy what can be read of a damaged database to a new file.
+
+    Trajectories come over whole or not at all. To use the new file, move it to where 'hermes config path'
+    shows the database. The exit code is 1 if something is lost.
+    """
+    from hermes.cli.terminal.waiting import waiting
+    from hermes.safety.text import printable
+    from hermes.store.upkeep.salvage import salvage as rescue
+
+    with waiting(f"reading {_path()}"):
+        result = rescue(_path(), target)
+    if as_json:
+        click.echo(json.dumps({"path": str(target), **asdict(result)}))
+    else:
+        click.echo(f"wrote {target}: {result.rescued} of {result.rescued + len(result.lost)} trajectories")
+        for trajectory_id, reason in result.lost.items():
+            click.echo(f"lost {trajectory_id}: {printable(reason)}")
+    if result.lost:
+        sys.exit(1)
 
 
 def _size(count: int) -> str:

@@ -61,6 +61,7 @@ KEPT: dict[str, str] = {
     "skills learn": f"a draft is written whole or not at all; {_AGAIN}",
     "store backup": f"no backup was written; {_AGAIN}",
     "store check": "nothing was changed",
+    "store salvage": f"no file was written; {_AGAIN}",
     "store compact": f"the database is as before; {_AGAIN}",
     "templates edit": "the template is as it was saved last",
     "train": _NO_STEP,

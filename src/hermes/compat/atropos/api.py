@@ -59,17 +59,15 @@ def __getattr__(name: str) -> Any:
     """`app`: a trajectory API in the memory of this process, created on first access."""
     if name != "app":
         raise AttributeError(name)
-    from hermes.rollouts.http.app import build_app
+    from hermes.rollouts.http.app import build_app, refuse
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.journal.journal import MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
     from hermes.rollouts.security import TOKEN_SCHEME
     from hermes.rollouts.service import TrajectoryService
     from hermes.safety.access import policy_for
+    from hermes.serving.guard import GuardedApp
 
-    globals()["app"] = build_app(
-        TrajectoryService(MemoryJournal(), IntakeLimits()),
-        policy_for(TOKEN_SCHEME, "127.0.0.1", None),
-        Parser(),
-    )
+    app = build_app(TrajectoryService(MemoryJournal(), IntakeLimits()), Parser())
+    globals()["app"] = GuardedApp(app, policy_for(TOKEN_SCHEME, "127.0.0.1", None), refuse=refuse)
     return globals()["app"]

@@ -21,7 +21,7 @@ from hermes.compat.verifiers.chat_wire import completion, read_request, stream_e
 from hermes.core import JSONObject, Message, ModelCall, Sampling, new_id
 from hermes.errors import ContextOverflowError, HermesError, ProviderError, UsageError
 from hermes.models.base import ChatModel, ChatReply
-from hermes.serving import HttpSettings, listen, serve_in_thread
+from hermes.serving import listen, serve_in_thread
 from hermes.serving.json_body import read_json_object
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class ModelGateway:
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         listener = self._stack.enter_context(listen("127.0.0.1", 0))
-        self._stack.enter_context(
-            serve_in_thread(_application(self), listener, HttpSettings(only_user=True), name="model-gateway")
-        )
+        self._stack.enter_context(serve_in_thread(_application(self), listener, name="model-gateway"))
         self._url = listener.url
 
     async def close(self) -> None:

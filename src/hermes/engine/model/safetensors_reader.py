@@ -83,8 +83,7 @@ def has_safetensors(folder: Path) -> bool:
 def _weight_files(folder: Path, source: str) -> dict[str, str]:
     """The file of every tensor."""
     if (folder / _INDEX).is_file():
-        index: dict[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
-        return index
+        return _read_index(folder / _INDEX, source)
     if not (folder / _SINGLE).is_file():
         raise EngineUserError(
             f"'{source}' has no {_SINGLE} and no {_INDEX}: only safetensors can be read in parts.",
@@ -95,7 +94,21 @@ def _weight_files(folder: Path, source: str) -> dict[str, str]:
     try:
         with safe_open(folder / _SINGLE, framework="pt") as file:
             return dict.fromkeys(file.keys(), _SINGLE)
-    except SafetensorError as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise EngineUserError(
             f"The base model '{source}' could not be loaded: {_SINGLE}: {error}", "Download or copy it again."
         ) from error
+
+
+def _read_index(path: Path, source: str) -> dict[str, str]:
+    """Name of the weights → name of their file, which lies beside the index."""
+    try:
+        names: dict[str, str] = json.loads(path.read_text())["weight_map"]
+        if all(Path(name).name == name for name in names.values()):
+            return names
+        problem = "it names a file in another folder"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__} {error}"
+    raise EngineUserError(
+        f"The base model '{source}' could not be loaded: {path.name}: {problem}", "Download or copy it again."
+    )

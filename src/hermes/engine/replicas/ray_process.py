@@ -13,6 +13,7 @@ import queue
 import secrets
 import socket
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -24,8 +25,13 @@ from hermes.engine.replicas.fleet import WorkerPlacement
 from hermes.engine.replicas.messages import WorkerSettings
 from hermes.engine.replicas.ray_actor import COMPUTES, EngineActor
 from hermes.errors import UsageError
+from hermes.safety.access import TokenScheme
+from hermes.serving import listen
 
 _POLL_S = 0.2
+_SCHEME = TokenScheme(
+    "", "become a worker", "the secret that Ray handed to the actor", lambda headers, token: False
+)
 _Arrival = queue.SimpleQueue["tuple[Connection[Any, Any], int]"]
 
 
@@ -35,13 +41,15 @@ class RayPlaces:
     def __init__(self, ray: Any) -> None:
         """`ray`: the module, connected to a cluster."""
         self.ray = ray
-        self._secret = secrets.token_bytes(32)
-        self._server = socket.create_server((ray.util.get_node_ip_address(), 0))
+        self._stack = ExitStack()
+        secret = secrets.token_hex(32)
+        listener = self._stack.enter_context(listen(ray.util.get_node_ip_address(), 0, _SCHEME, secret))
+        self._secret, self._server = secret.encode(), listener.socket
         self._arrivals: dict[str, _Arrival] = {}
         threading.Thread(target=self._accept, name="hermes-ray-accept", daemon=True).start()
 
     def close(self) -> None:
-        self._server.close()
+        self._stack.close()
 
     def auto_replicas(self, ranks: int) -> int:
         """One a GPU, or for every `ranks` GPUs of a node; in a cluster without GPUs one a node."""

@@ -1,4 +1,4 @@
-"""The ASGI application of the engine: routes, access control, and errors as responses.
+"""The ASGI application of the engine: routes, and errors as responses.
 
 An API is a table of operations; `openai.routes` and `tinker.routes` each have one. `build_app` serves any of
 them, with their description at /openapi.json and /docs.
@@ -15,11 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from hermes.engine.server.responses import RequestError, disk_error_text, request_error
 from hermes.errors import HermesError
-from hermes.safety.access import HttpAccessPolicy
 from hermes.serving.openapi import Operation, document, page
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
@@ -30,8 +29,8 @@ SIGNED_FILES = "/api/v1/files/"
 _logger = logging.getLogger(__name__)
 
 
-def build_app(operations: Sequence[Operation], policy: HttpAccessPolicy) -> ASGIApp:
-    """The first operation that matches a request answers it."""
+def build_app(operations: Sequence[Operation]) -> ASGIApp:
+    """The first operation that matches a request answers it; a listener's policy says who may ask."""
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(document(TITLE, operations))
@@ -44,7 +43,7 @@ def build_app(operations: Sequence[Operation], policy: HttpAccessPolicy) -> ASGI
         Route("/docs", docs, methods=["GET"]),
         *(Route(entry.path, entry.handler, methods=[entry.method]) for entry in operations),
     ]
-    app = Starlette(
+    return Starlette(
         routes=routes,
         exception_handlers={
             RequestError: _on_request_error,
@@ -54,24 +53,6 @@ def build_app(operations: Sequence[Operation], policy: HttpAccessPolicy) -> ASGI
             Exception: _on_internal_error,
         },
     )
-    return _AccessControl(app, policy)
-
-
-class _AccessControl:
-    """Applies the policy before anything of the body is read."""
-
-    def __init__(self, app: ASGIApp, policy: HttpAccessPolicy) -> None:
-        self._app = app
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            signed = scope["path"].startswith(SIGNED_FILES)
-            refusal = self._policy.refusal(dict(scope["headers"]), signed=signed)
-            if refusal is not None:
-                await JSONResponse({"detail": refusal.detail}, refusal.status)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def _on_request_error(request: Request, error: Exception) -> Response:

@@ -64,7 +64,7 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _REQUIRED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
-    policy_for(TOKEN_SCHEME, options.host, options.token)
+    policy_for(TOKEN_SCHEME, options.host, options.token)  # refused before torch is loaded
     if options.ray_address is not None:  # before anything imports Ray
         from hermes.cluster.connect import prepare
 
@@ -72,8 +72,9 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     import_torch()
     from hermes.engine.checkpoints.store import CheckpointStore
 
+    address = (options.host, options.port, TOKEN_SCHEME, options.token)
     with (
-        listen(options.host, options.port, _BACKLOG) as listener,
+        listen(*address, any_user=options.any_user, backlog=_BACKLOG) as listener,
         contextlib.closing(CheckpointStore(options.state_dir)) as store,
         _open_engine(options) as engine,
     ):
@@ -118,17 +119,17 @@ async def _run(
     listener: Listener,
     announce: Callable[[str], None],
 ) -> None:
-    from hermes.engine.server.app import build_app
+    from hermes.engine.server.app import SIGNED_FILES, build_app
     from hermes.engine.server.openai.routes import openai_routes
     from hermes.engine.server.state import open_state
     from hermes.engine.server.tinker.routes import tinker_routes
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
     operations = [*openai_routes(state, options.parser), *tinker_routes(state)]
-    app = build_app(operations, policy_for(TOKEN_SCHEME, options.host, options.token))
+    app = build_app(operations)
     housekeeping = asyncio.create_task(_keep_house(state))
     try:
-        settings = HttpSettings(only_user=options.token is None and not options.any_user)
+        settings = HttpSettings(open_paths=(SIGNED_FILES,))
         await serve_until_signal(app, listener, settings, announce=announce, on_signal=state.futures.close)
     finally:
         housekeeping.cancel()

@@ -42,6 +42,7 @@ _FORGED_TURN = (
 )
 _FILE_NAME = re.compile(r"\b[\w-]+\.(?:py|txt|json|csv|md|sh|log|ini|cfg|yaml|yml|toml|html)\b")
 _LONG = 20_000
+_NESTING = "import os; [(os.mkdir('d' * 9), os.chdir('d' * 9)) for _ in range(3000)]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ def _commands(files: Sequence[str]) -> Mapping[str, str]:
         "links out": replace_files("ln -s /etc/passwd $f"),
         "sparse files": replace_files("truncate -s 3G $f"),
         "inputs for outputs": f"cat * > all.txt 2> /dev/null; for f in {listed}; do cp all.txt $f; done",
+        "folders without end": f'python3 -c "{_NESTING}"',
         "death of everything": "kill -9 -1",
     }
 

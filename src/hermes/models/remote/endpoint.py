@@ -45,7 +45,7 @@ class Endpoint:
                 f"Copy it again: hermes config set {target.key_env} …",
             )
         self.target = target
-        self.ref = failures.EndpointRef(target.base_url, target.name, target.key_env)
+        self.ref = failures.EndpointRef(target.base_url, target.name, target.key_env, target.api_key)
         self._rng = rng or random.Random()
         self._client = Client(target)
 

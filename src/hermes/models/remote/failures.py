@@ -11,7 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from hermes.core import JSON
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
 from hermes.models.fields import as_object, as_text
+from hermes.safety.redact import Redactor
 
 if TYPE_CHECKING:
     import openai
@@ -53,6 +54,11 @@ class EndpointRef:
     base_url: str
     model: str
     key_env: str | None
+    key: str | None = field(default=None, repr=False)
+    """What the server was shown; some servers repeat it in their errors."""
+
+    def hide_key(self, text: str) -> str:
+        return Redactor({self.key_env or "API_KEY": self.key}).text(text) if self.key else text
 
     @property
     def url(self) -> str:
@@ -82,7 +88,7 @@ def from_report(error: JSON, endpoint: EndpointRef) -> ProviderError:
 
 def from_status(status: int, body: JSON, headers: Mapping[str, str], endpoint: EndpointRef) -> ProviderError:
     """The error for an HTTP status, or for the same status reported inside a body."""
-    server_message = _quote(body)
+    server_message = _quote(body, endpoint)
     message = f"{endpoint.url} answered {status}" + (f": {server_message}" if server_message else "")
     if status in (401, 403):
         refusal = f"{endpoint.url} refused the API key ({status}): {server_message}"
@@ -116,7 +122,7 @@ def concerns_model(error: ProviderError) -> bool:
 def invalid_body(endpoint: EndpointRef, body: bytes, content_type: str) -> ProviderError:
     """A 200 response whose body is not the API's; a web page means that the address is wrong."""
     page = content_type.startswith("text/html")
-    excerpt = body[:80].decode("utf-8", "replace")
+    excerpt = endpoint.hide_key(body[:4000].decode("utf-8", "replace"))[:80]
     content = "a web page" if page else f"something that is not JSON: {excerpt!r}"
     return ProviderError(
         f"{endpoint.url} answered with {content}.",
@@ -219,8 +225,8 @@ def _mentions(body: JSON, marks: Sequence[str]) -> bool:
     return any(mark in words for mark in marks)
 
 
-def _quote(body: JSON) -> str:
-    """The server's error message, on one line."""
+def _quote(body: JSON, endpoint: EndpointRef | None = None) -> str:
+    """The server's error message, on one line, without the endpoint's key."""
     data = as_object(body)
     message = as_text(data.get("message")) or as_text(data.get("detail")) or as_text(body)
     upstream = as_text(as_object(data.get("metadata")).get("raw"))
@@ -229,6 +235,7 @@ def _quote(body: JSON) -> str:
         return "a web page"
     if not text and data:
         text = str(data)
+    text = endpoint.hide_key(text) if endpoint else text
     return text if len(text) <= _MAX_QUOTE_CHARS else text[:_MAX_QUOTE_CHARS] + "…"
 
 

@@ -20,8 +20,7 @@ from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.rl.fleet.dialect import FleetDialect
 from hermes.rl.fleet.members import SamplingFleet
 from hermes.rl.fleet.versions import PolicyVersion, VersionSource
-from hermes.safety.access import HttpAccessPolicy, policy_for
-from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
+from hermes.serving import Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:
     import httpx2
@@ -55,14 +54,11 @@ def serve(options: FleetOptions, announce: Callable[[str], None]) -> None:
 
     HermesError: engine or servers cannot be used, the address is in use, or no server can load the weights.
     """
-    policy = policy_for(TOKEN_SCHEME, options.host, options.token)
-    with listen(options.host, options.port) as listener:
-        run_event_loop(_run(options, listener, policy, announce))
+    with listen(options.host, options.port, TOKEN_SCHEME, options.token) as listener:
+        run_event_loop(_run(options, listener, announce))
 
 
-async def _run(
-    options: FleetOptions, listener: Listener, policy: HttpAccessPolicy, announce: Callable[[str], None]
-) -> None:
+async def _run(options: FleetOptions, listener: Listener, announce: Callable[[str], None]) -> None:
     async with _client(options.server_key) as http:
         fleet = SamplingFleet(http, options.dialect)
         await fleet.join(options.servers)
@@ -75,10 +71,9 @@ async def _run(
                     f"no server can load {first.key} from {options.folder}; the reasons are above",
                     f"name a --folder that the servers read too; {options.dialect.start_hint}",
                 )
-        settings = HttpSettings(only_user=options.token is None)
-        app = build_app(fleet, options.dialect, policy)
+        app = build_app(fleet, options.dialect)
         tasks = [
-            asyncio.create_task(serve_until_signal(app, listener, settings, announce=announce)),
+            asyncio.create_task(serve_until_signal(app, listener, announce=announce)),
             asyncio.create_task(_follow(fleet, source, options.poll_s)),
         ]
         try:
@@ -130,7 +125,7 @@ async def _newest(fleet: SamplingFleet, source: VersionSource) -> PolicyVersion 
         return None
 
 
-def build_app(fleet: SamplingFleet, dialect: FleetDialect, policy: HttpAccessPolicy) -> ASGIApp:
+def build_app(fleet: SamplingFleet, dialect: FleetDialect) -> ASGIApp:
     from starlette.responses import JSONResponse
 
     from hermes.engine.server.app import build_app as build
@@ -165,7 +160,7 @@ def build_app(fleet: SamplingFleet, dialect: FleetDialect, policy: HttpAccessPol
             for path in dialect.sample_paths
         ),
     ]
-    return build(operations, policy)
+    return build(operations)
 
 
 def _card(fleet: SamplingFleet) -> JSONObject:

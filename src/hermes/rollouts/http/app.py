@@ -39,7 +39,7 @@ from hermes.rollouts.schema import (
 )
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
 from hermes.rollouts.status import gauges, status
-from hermes.safety.access import HttpAccessPolicy, Refusal, is_browser
+from hermes.safety.access import Refusal, is_browser
 from hermes.serving.openapi import Operation, document, page
 
 TITLE = "Hermes trajectory API"
@@ -51,8 +51,8 @@ _logger = logging.getLogger(__name__)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(service: TrajectoryService, policy: HttpAccessPolicy, parser: Parser) -> ASGIApp:
-    """The ASGI application."""
+def build_app(service: TrajectoryService, parser: Parser) -> ASGIApp:
+    """The ASGI application; a listener's policy says who may use it."""
     handlers = Handlers(service, parser)
     routes = [_route(operation, handlers) for operation in OPERATIONS]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
@@ -60,7 +60,7 @@ def build_app(service: TrajectoryService, policy: HttpAccessPolicy, parser: Pars
     endpoints = {
         (operation.method, operation.path): partial(operation.handler, handlers) for operation in OPERATIONS
     }
-    return _Frontend(app, endpoints, policy, service.metrics)
+    return _Frontend(app, endpoints, service.metrics)
 
 
 class Handlers:
@@ -253,8 +253,13 @@ _CHANGING = frozenset({"/reset_data", "/batch"})
 _PATHS = frozenset(operation.path for operation in OPERATIONS)
 
 
+def refuse(scope: Scope, refusal: Refusal) -> Response:
+    challenge = {"www-authenticate": 'Basic realm="hermes"'} if refusal.status == 401 else None
+    return json_response({"detail": refusal.detail}, refusal.status, challenge)
+
+
 class _Frontend:
-    """Checks access, ignores a trailing slash, and counts every request by path and status.
+    """Refuses changes by a browser's GET, ignores a trailing slash, and counts requests by path and status.
 
     A request that matches an operation goes to its endpoint. Starlette's middleware and routing see only the
     others: they cost as much CPU time as the status that every environment polls.
@@ -264,12 +269,10 @@ class _Frontend:
         self,
         app: ASGIApp,
         endpoints: Mapping[tuple[str, str], Endpoint],
-        policy: HttpAccessPolicy,
         metrics: Metrics,
     ) -> None:
         self._app = app
         self._endpoints = endpoints
-        self._policy = policy
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -283,14 +286,9 @@ class _Frontend:
                 self._metrics.count("requests_total", path=label, status=message["status"])
             await send(message)
 
-        headers = dict(scope["headers"])
-        refusal = self._policy.refusal(headers)
-        if refusal is None and scope["method"] == "GET" and path in _CHANGING and is_browser(headers):
+        if scope["method"] == "GET" and path in _CHANGING and is_browser(dict(scope["headers"])):
             refusal = Refusal(403, f"GET {path} changes the run: send it from a program, not from a browser")
-        if refusal:
-            challenge = {"www-authenticate": 'Basic realm="hermes"'} if refusal.status == 401 else None
-            response = json_response({"detail": refusal.detail}, refusal.status, challenge)
-            await response(scope, receive, count_and_send)
+            await refuse(scope, refusal)(scope, receive, count_and_send)
         elif (endpoint := self._endpoints.get((scope["method"], path))) is not None:
             await _respond(endpoint, scope, receive, count_and_send)
         else:

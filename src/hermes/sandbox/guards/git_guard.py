@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hermes.disk.trees import walk
 from hermes.safety.paths import resolve_inside
 
 logger = logging.getLogger(__name__)
@@ -64,11 +65,10 @@ def neutralise_new(root: Path, existing: Sequence[str]) -> None:
 
 def _metadata(root: Path) -> Iterator[Path]:
     """Every `.git` under the root, and every directory that git would take for a bare repository."""
-    for visited, (directory, names, files) in enumerate(os.walk(root)):
+    for visited, (here, names, files) in enumerate(walk(root)):
         if visited == _MAX_DIRECTORIES:
             logger.warning("%s has more than %d directories; not all were searched", root, _MAX_DIRECTORIES)
             return
-        here = Path(directory)
         for name in (*names, *files):
             if name.lower() == METADATA and not (here / name).is_symlink():
                 yield here / name
@@ -82,8 +82,11 @@ def _neutralise(path: Path) -> None:
     if path.is_file():  # a file that names another directory as the repository
         path.rename(path.with_name(".git.untrusted"))
         return
-    everything = path.rglob if path.name.lower() == METADATA else path.glob
-    for config in list(everything("config*")):
+    whole = path.name.lower() == METADATA
+    entries = [
+        here / name for here, names, files in walk(path) if whole or here == path for name in (*names, *files)
+    ]
+    for config in (entry for entry in entries if entry.name.startswith("config")):
         if config.is_symlink() or not config.is_file():
             with contextlib.suppress(OSError):
                 config.unlink()
@@ -91,7 +94,7 @@ def _neutralise(path: Path) -> None:
             size = config.lstat().st_size
             text = config.read_text("utf-8", "replace") if size <= _MAX_CONFIG_BYTES else ""
             config.write_text(harmless_config(text))
-    for hooks in list(everything("hooks")):
+    for hooks in (entry for entry in reversed(entries) if entry.name == "hooks"):
         if hooks.is_dir() or hooks.is_symlink():
             hooks.rename(hooks.with_name("hooks.untrusted"))
 

@@ -129,6 +129,8 @@ _SET_MODE: tuple[tuple[Numbers, int], ...] = (
 """Calls with a file's mode, and which argument it is."""
 _CREATE: tuple[tuple[Numbers, int], ...] = (((2, None), 1), ((257, 56), 2))
 """open and openat: which argument holds the flags; the mode follows it, if a file is created."""
+_O_TMPFILE = 0o20000000
+"""The kernel's bit, without the O_DIRECTORY of `os.O_TMPFILE`: a file that `linkat` names later."""
 _PRIVILEGED_MODE = 0o6000
 _CLONE: Numbers = (56, 220)
 _SOCKET: Numbers = (41, 198)
@@ -303,7 +305,7 @@ def _answer_created_mode(target: Machine, call: Numbers, flags: int) -> list[Ins
     """Refuses to create a set-uid or set-gid file."""
     body: list[Instruction] = [
         (_LOAD, 0, 0, _ARGS + 8 * flags),
-        (_JSET, 0, 3, os.O_CREAT),
+        (_JSET, 0, 3, os.O_CREAT | _O_TMPFILE),
         (_LOAD, 0, 0, _ARGS + 8 * (flags + 1)),
         (_JSET, 0, 1, _PRIVILEGED_MODE),
         (_RET, 0, 0, _ERRNO | errno.EPERM),

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from hermes.config.yaml_file import limited_yaml
 from hermes.skills.check.names import AbsentTarget, ClassTarget, FunctionTarget, NameIndex, OpenTarget, Target
 from hermes.skills.check.signatures import ClassField, allows_extra, class_fields, has_fields, signature
 
@@ -48,17 +49,16 @@ def _parse_json_lines(text: str, error: json.JSONDecodeError) -> list[Any]:
 
 
 def _parse_yaml(text: str) -> list[Any]:
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     # Tags of other programs (lm-eval's !function) are read as plain values.
-    yaml = YAML(typ="rt", pure=True)
+    yaml = limited_yaml("rt")
     try:
         return list(yaml.load_all(text))
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigBlockError(line, f"is not valid YAML: {error.problem}") from error
-    except YAMLError as error:
+    except (YAMLError, ValueError) as error:
         raise ConfigBlockError(1, f"is not valid YAML: {error}") from error
 
 

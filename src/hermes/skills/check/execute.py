@@ -21,7 +21,9 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from hermes.config.environment import without_stored
 from hermes.disk.files import ensure_dir
+from hermes.sandbox.local import without_secrets
 from hermes.skills.catalogue import skill_files
 from hermes.skills.check.blocks import CodeBlock
 from hermes.skills.check.registry import same_version
@@ -129,7 +131,7 @@ def _run(command: list[str], python: Path, text: str = "") -> str | None:
     """What went wrong, in one line; None: it exited with 0."""
     with tempfile.TemporaryDirectory(prefix="hermes-skill-") as folder:
         environ = {
-            **os.environ,
+            **without_secrets(without_stored(os.environ)),
             "HOME": folder,
             "HERMES_HOME": f"{folder}/.hermes",
             "HF_HUB_OFFLINE": "1",

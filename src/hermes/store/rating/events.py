@@ -15,6 +15,7 @@ from typing import Any
 from hermes.core import RaterSource, Rating, RatingKind
 from hermes.core.rating import rating_problem
 from hermes.errors import UsageError
+from hermes.store.encode import decoding
 
 SCHEMA = """
 ALTER TABLE ratings ADD COLUMN other_step INTEGER;
@@ -179,6 +180,7 @@ def select(
         yield decode(row)
 
 
+@decoding("a rating")
 def decode(row: Mapping[str, Any] | sqlite3.Row) -> Rating:
     return Rating(
         id=row["id"],

@@ -13,10 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from functools import partial
 from urllib.parse import urlsplit
 
 from hermes.errors import ToolError
 from hermes.safety.urls import check_url
+from hermes.serving import listen
+from hermes.serving.peers import are_told_apart, is_own
 
 MAX_HEAD_BYTES = 64_000
 CONNECT_TIMEOUT_S = 15.0
@@ -34,13 +37,18 @@ class GuardedProxy:
         self._unreported: deque[str] = deque(maxlen=20)
         self._allow_hosts = allow_hosts
         self._server: asyncio.Server | None = None
+        self._stack = contextlib.ExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
         """Starts listening; returns the proxy's URL."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD_BYTES)
-        port = self._server.sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
+        listener = self._stack.enter_context(listen("127.0.0.1", 0))
+        self._server = await asyncio.start_server(
+            partial(self._serve, told_apart=are_told_apart(listener.socket)),
+            sock=listener.socket,
+            limit=MAX_HEAD_BYTES,
+        )
+        return listener.url
 
     async def close(self) -> None:
         if self._server is not None:
@@ -48,6 +56,7 @@ class GuardedProxy:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stack.close()
 
     def take_refusals(self) -> list[str]:
         """The latest refusals since the last call, with their reasons."""
@@ -55,20 +64,28 @@ class GuardedProxy:
         self._unreported.clear()
         return refusals
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, told_apart: bool
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._handle(reader, writer)
+            await self._handle(reader, writer, told_apart)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the browser or the server disconnected, or sent no HTTP: the connection ends
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, told_apart: bool
+    ) -> None:
         line, headers = _split_head(await reader.readuntil(b"\r\n\r\n"))
+        ends = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+        if told_apart and not is_own(*ends):
+            await _respond(writer, "403 Forbidden", "this proxy serves the browser of one user")
+            return
         method, _, rest = line.partition(" ")
         target = rest.partition(" ")[0]
         url = f"https://{target}/" if method == "CONNECT" else target

@@ -22,7 +22,7 @@ from hermes.core import JSONObject, Message
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.turns import from_messages, from_tools
 from hermes.errors import HermesError, UsageError
-from hermes.safety.access import HttpAccessPolicy, TokenScheme, policy_for
+from hermes.safety.access import TokenScheme
 from hermes.serving import listen, run_event_loop, serve_until_signal
 from hermes.serving.json_body import read_json_object
 from hermes.training.preference.reward_model import AnswerScore, RewardScorer
@@ -54,16 +54,11 @@ def serve(
     announce: Callable[[str], None],
 ) -> None:
     """Serves until a signal ends it. UsageError: an address that others can reach, without a token."""
-    policy = policy_for(TOKEN_SCHEME, host, token)
-    with listen(host, port) as listener:
-
-        async def run() -> None:
-            await serve_until_signal(build_app(scorer, name, policy), listener, announce=announce)
-
-        run_event_loop(run())
+    with listen(host, port, TOKEN_SCHEME, token) as listener:
+        run_event_loop(serve_until_signal(build_app(scorer, name), listener, announce=announce))
 
 
-def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Starlette:
+def build_app(scorer: RewardScorer, name: str) -> Starlette:
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
     from starlette.routing import Route
@@ -89,11 +84,8 @@ def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Star
         facts = {"id": name, "object": "model", "owned_by": "hermes", "base_model": scorer.spec.base_model}
         return JSONResponse({"object": "list", "data": [facts]})
 
-    def guarded(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def reporting(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            refusal = policy.refusal(dict(request.scope["headers"]))
-            if refusal is not None:
-                return JSONResponse({"error": refusal.detail}, refusal.status)
             try:
                 response: Response = await handler(request)
             except (UsageError, BadRowError) as error:
@@ -106,10 +98,10 @@ def build_app(scorer: RewardScorer, name: str, policy: HttpAccessPolicy) -> Star
 
     return Starlette(
         routes=[
-            Route("/pooling", guarded(pooling), methods=["POST"]),
-            Route("/score", guarded(score), methods=["POST"]),
-            Route("/health", guarded(health)),
-            Route("/v1/models", guarded(models)),
+            Route("/pooling", reporting(pooling), methods=["POST"]),
+            Route("/score", reporting(score), methods=["POST"]),
+            Route("/health", reporting(health)),
+            Route("/v1/models", reporting(models)),
         ]
     )
 

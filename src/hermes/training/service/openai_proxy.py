@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
-from hermes.safety.access import policy_for
 from hermes.serving import HttpSettings, listen, serve_in_thread
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
@@ -64,7 +63,7 @@ def serve_proxy(
         names = RemoteNames(engine, base_model)
         app = _app(RemoteState(engine, names))
         try:
-            settings = HttpSettings(grace_s=_SHUTDOWN_GRACE_S, only_user=True)
+            settings = HttpSettings(grace_s=_SHUTDOWN_GRACE_S)
             with serve_in_thread(app, listener, settings, name="openai-proxy"):
                 yield OpenAIProxy(names, listener.url)
         finally:
@@ -74,12 +73,11 @@ def serve_proxy(
 def _app(state: RemoteState) -> ASGIApp:
     from hermes.engine.server.app import build_app
     from hermes.engine.server.openai.routes import openai_routes
-    from hermes.engine.server.security import TOKEN_SCHEME
     from hermes.serving.openapi import Operation
 
     # The routes use no other attributes of an engine than those RemoteState has.
     health = Operation("GET", "/health", "Whether the server answers.", _health)
-    return build_app([health, *openai_routes(state, _PARSER)], policy_for(TOKEN_SCHEME, HOST, None))
+    return build_app([health, *openai_routes(state, _PARSER)])
 
 
 async def _health(request: Request) -> Response:

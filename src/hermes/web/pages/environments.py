@@ -28,13 +28,15 @@ def act(request: WebRequest) -> Response:
         raise PageError(404, f"an environment cannot be asked to '{action[:40]}'")
     name = request.field("environment", max_chars=200)
     environment = find_listed(discover(request.context), name)
+    title = f"Check of {name}" if action == "check" else f"One task of {name}, with the untrained policy"
+    question = request.confirmation(title, [str(environment.path)], "/environments")
+    if question is not None:
+        return question
     if action == "check":
         arguments: tuple[str, ...] = ("env", "check", str(environment.path))
-        title = f"Check of {name}"
     else:
         run_hermes(request.context.home, ["rl", "select", name])
         arguments = ("rl", "preflight", "--groups", "1")
-        title = f"One task of {name}, with the untrained policy"
     job = request.context.jobs.start(title, arguments, "/environments", f"{action}-{name}")
     return RedirectResponse(f"/jobs/{job.job_id}", 303)
 

@@ -15,7 +15,6 @@ from hermes.rl.run import RlRun
 from hermes.store.browse.columns import sql_condition
 from hermes.training.monitor.series.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
-from hermes.web.live import event_stream
 from hermes.web.render.transcript import forbidden_by_step
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
@@ -35,7 +34,9 @@ _COMPARED = ("reward/mean", "eval/mean_reward", "eval/success_rate", "train/loss
 
 
 def show(request: WebRequest) -> Response:
-    rows = list_runs(request.context.home)
+    home = request.context.home
+    # What a live page asks for again and again is read once for all of them.
+    rows = request.context.live_runs.get(lambda: list_runs(home)) if request.from_script else list_runs(home)
     template = "runs_table.html" if request.from_script else "runs.html"
     rules = request.context.alert_rules()
     values = {"runs": rows, "rules": [rule.text for rule in rules], "alerts": _ongoing(request, rows)}
@@ -59,13 +60,13 @@ def events(request: WebRequest) -> Response:
 
     def next_event() -> dict[str, Any] | None:
         nonlocal last_digest
-        digest = _digest(list_runs(home))
+        digest = _digest(request.context.live_runs.get(lambda: list_runs(home)))
         if digest == last_digest:
             return None
         last_digest = digest
         return {"changed": digest}
 
-    return event_stream(request.context.stopping, next_event, _LIVE_S)
+    return request.context.streams.open(next_event, _LIVE_S)
 
 
 def show_run(request: WebRequest) -> Response:
@@ -144,7 +145,7 @@ def run_events(request: WebRequest) -> Response:
             "reload": rewound,
         }
 
-    return event_stream(request.context.stopping, next_event, _LIVE_S)
+    return request.context.streams.open(next_event, _LIVE_S)
 
 
 def rollouts(request: WebRequest) -> Response:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import RedirectResponse, Response
 
@@ -15,7 +17,8 @@ from hermes.web.responses import PageError
 from hermes.web.runs.fields import FormField, discover, find_listed, read_fields
 
 _PREFIX = "field."
-_ACTIONS = ("start", "preflight")
+_ACTIONS = {"start": "Run", "preflight": "Preflight"}
+_CODE = re.compile(r"\.(py|so)\b", re.IGNORECASE)
 
 
 def show(request: WebRequest) -> Response:
@@ -28,9 +31,15 @@ def submit(request: WebRequest) -> Response:
     if action not in _ACTIONS:
         raise PageError(400, f"a form cannot be sent to '{action}'", f"It is one of: {', '.join(_ACTIONS)}.")
     name = request.field("environment", max_chars=200)
-    find_listed(discover(request.context), name)
+    environment = find_listed(discover(request.context), name)
     unlock = request.field("unlock") == "1"
-    edits = _edits(request, read_fields(request.context.home, name), unlock)
+    fields = read_fields(request.context.home, name)
+    edits = _edits(request, fields, unlock)
+    sources = [str(environment.path), *_named_code(fields, edits)]
+    back = f"/runs/new?{urlencode({'environment': name})}"
+    question = request.confirmation(f"{_ACTIONS[action]} of {name}", sources, back)
+    if question is not None:
+        return question
     arguments = ["rl", "start", "--env", name, *(["--unlock"] if unlock else []), "--json"]
     for field, value in edits.items():
         arguments += ["--set", f"{field}={value}"]
@@ -54,7 +63,7 @@ def _preflight(request: WebRequest, name: str, edits: dict[str, str], unlock: bo
     except HermesError as error:
         return _form(request, name, edits, error)
     job = request.context.jobs.start(
-        f"Preflight of {name}", ("rl", "preflight"), f"/runs/new?environment={name}"
+        f"Preflight of {name}", ("rl", "preflight"), f"/runs/new?{urlencode({'environment': name})}"
     )
     return RedirectResponse(f"/jobs/{job.job_id}", 303)
 
@@ -79,6 +88,17 @@ def _form(
         "unlock": request.form.get("unlock") == "1",
     }
     return request.page("run_new.html", values, 400 if problem else 200)
+
+
+def _named_code(fields: list[FormField], edits: dict[str, str]) -> list[str]:
+    """The fields by which a file of code is named, or a lock is lifted, with their values."""
+    values = {field.name: edits.get(field.name, field.value) for field in fields}
+    locked = {field.name for field in fields if field.lock is not None}
+    return [
+        f"{name} = {value}"
+        for name, value in values.items()
+        if _CODE.search(value) or (name in edits and name in locked)
+    ]
 
 
 def _edits(request: WebRequest, fields: list[FormField], unlock: bool) -> dict[str, str]:

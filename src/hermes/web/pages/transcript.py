@@ -13,7 +13,6 @@ from hermes.core import Relation
 from hermes.data.record import to_record
 from hermes.store import Filter, Summary
 from hermes.store.browse.reader import BrowseReader, TrajectoryHead
-from hermes.web.live import event_stream
 from hermes.web.render.text import search_words
 from hermes.web.render.tokens import token_view
 from hermes.web.render.transcript import StepCard, make_cards, raster_type, read_arguments, sort_verdicts
@@ -86,7 +85,7 @@ def events(request: WebRequest) -> Response:
         last_state = state
         return {"steps": head.steps, "ended": head.outcome is not None}
 
-    return event_stream(request.context.stopping, next_event, _LIVE_S)
+    return request.context.streams.open(next_event, _LIVE_S)
 
 
 def show_step(request: WebRequest) -> Response:

@@ -2,71 +2,69 @@
 
 from __future__ import annotations
 
-import json
-import threading
+from contextlib import ExitStack
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from hermes.envs.tasks.corpus.pages import Page, page_at, page_path, search
+from hermes.serving import HttpSettings, listen, serve_in_thread
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
 
 
 class CorpusServer:
-    """Serves from its own threads between `start` and `stop`."""
+    """Serves from its own thread between `start` and `stop`; only this user is answered."""
 
     def __init__(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._stack = ExitStack()
+        self._listener = self._stack.enter_context(listen("127.0.0.1", 0))
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
+        return self.url.removeprefix("http://")
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}"
+        return self._listener.url
 
     def page_url(self, title: str) -> str:
         return f"{self.url}{quote(page_path(title))}"
 
     def start(self) -> None:
-        self._thread.start()
+        settings = HttpSettings(grace_s=1)
+        self._stack.enter_context(serve_in_thread(_application(), self._listener, settings, name="corpus"))
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._stack.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+def _application() -> ASGIApp:
+    from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from starlette.routing import Route
 
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        if parts.path == "/search":
-            query = parse_qs(parts.query).get("q", [""])[0]
-            results = [self._result(page) for page in search(query)]
-            return self._send(200, "application/json", json.dumps({"query": query, "results": results}))
-        page = page_at(unquote(parts.path))
+    async def find(request: Request) -> Response:
+        query = request.query_params.get("q", "")
+        results = [_result(request.headers["host"], page) for page in search(query)]
+        return JSONResponse({"query": query, "results": results})
+
+    async def show(request: Request) -> Response:
+        page = page_at(request.scope["path"])
         if page is None:
-            return self._send(404, "text/plain", "no such page")
+            return PlainTextResponse("no such page", 404)
         title = escape(page.title)
         head = f"<!doctype html><html><head><title>{title}</title></head>"
-        body = f"<body><article><h1>{title}</h1><p>{escape(page.text)}</p></article></body></html>"
-        return self._send(200, "text/html; charset=utf-8", head + body)
+        return HTMLResponse(
+            f"{head}<body><article><h1>{title}</h1><p>{escape(page.text)}</p></article></body></html>"
+        )
 
-    def _result(self, page: Page) -> dict[str, str]:
-        url = f"http://{self.headers['Host']}{quote(page.path)}"
-        return {"title": page.title, "url": url, "content": f"An article about {page.title}."}
+    return Starlette(routes=[Route("/search", find), Route("/{page:path}", show)])
 
-    def _send(self, status: int, kind: str, text: str) -> None:
-        data = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged: the rollouts record them."""
+def _result(host: str, page: Page) -> dict[str, str]:
+    url = f"http://{host}{quote(page.path)}"
+    return {"title": page.title, "url": url, "content": f"An article about {page.title}."}

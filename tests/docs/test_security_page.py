@@ -1,0 +1,29 @@
+"""SECURITY.md promises what a test shows: every test that it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "SECURITY.md").read_text()
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    names = {path.stem for path in files} | {path.name for path in files}
+    for path in files:
+        names |= set(re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
+    named = set(re.findall(r"`(test_\w+(?:\.py)?)", PAGE))
+    assert len(named) > 40
+    assert named - names == set()
+
+
+def test_every_row_of_threats_and_promises_names_its_test() -> None:
+    sections = PAGE.split("\n## ")
+    tables = [part for part in sections if part.startswith(("Graders", "Sandboxes", "The agent"))]
+    assert len(tables) == 3
+    for section in tables:
+        rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+        assert rows
+        assert [row for row in rows if "`test_" not in row] == []

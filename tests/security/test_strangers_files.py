@@ -1,0 +1,417 @@
+"""Every file that a stranger may hand us, damaged in many ways, given to its reader.
+
+A reader accepts it or refuses it with one sentence; nothing hangs, nothing grows without bound, no other
+exception escapes. Every case runs in a forked child with limits on processor time and memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hermes.batch.tasks import read_dataset
+from hermes.config import env_file
+from hermes.config.load import load
+from hermes.core import Message
+from hermes.data.importing import import_files
+from hermes.engine.lora.adapter_tar import unpack
+from hermes.errors import HermesError
+from hermes.models.local.gguf import GGUFError, read_gguf
+from hermes.skills.catalogue import list_skills
+from hermes.skills.source import read_source
+from hermes.store import Reader, Writer
+from hermes.store.upkeep.maintain import check
+from tests import records
+from tests.skills.conftest import skill_text
+
+MEGABYTE = 1 << 20
+_CPU_S = 4
+"""Two, and as much again for a machine of half the speed."""
+_MEMORY_BYTES = 500 << 20
+
+
+def config(path: Path) -> object:
+    return load(environ={"HERMES_HOME": str(path.parent)})
+
+
+def variables(path: Path) -> object:
+    return env_file.parse(path.read_text(errors="surrogateescape"), str(path))
+
+
+def skill(path: Path) -> object:
+    return [entry.error.message for entry in list_skills(path.parents[2]).broken]
+
+
+def dataset(path: Path) -> object:
+    return read_dataset(str(path)).bad
+
+
+def imported(path: Path) -> object:
+    db = path.parent / "db" / "hermes.db"
+    with Writer(db) as writer, Reader(db) as reader:
+        return [str(problem) for problem in import_files([path], reader, writer).problems]
+
+
+def archive(path: Path) -> object:
+    return sorted(read_source(path))
+
+
+def adapter_tar(path: Path) -> object:
+    folder = path.parent / "unpacked"
+    folder.mkdir()
+    unpack(path, folder, ["adapter_config.json", "adapter_model.safetensors"])
+    return sorted(folder.iterdir())
+
+
+def database(path: Path) -> object:
+    with Reader(path) as reader:
+        for trajectory in reader.trajectories():
+            reader.record(trajectory)
+    return check(path).problems
+
+
+def gguf(path: Path) -> object:
+    try:
+        return [read().shape for read in read_gguf(path).tensors.values()]
+    except GGUFError as error:  # its callers name the file and what to do
+        raise HermesError(str(error)) from error
+
+
+def weights(path: Path) -> object:
+    import torch
+
+    from hermes.engine.model.safetensors_reader import SafetensorsReader
+
+    reader = SafetensorsReader(path.parent, str(path.parent), torch.float32, torch.device("cpu"))
+    return reader.matrix("a")
+
+
+def weights_index(path: Path) -> object:
+    return weights(path)
+
+
+def adapter(path: Path) -> object:
+    from hermes.engine.lora.peft import _read
+
+    return _read(path.parent)[0]
+
+
+def rows() -> list[dict[str, object]]:
+    conversation = [{"role": "user", "content": "hello é"}, {"role": "assistant", "content": "hi"}]
+    return [{"id": f"r{n}", "prompt": f"task {n}", "messages": conversation} for n in range(20)]
+
+
+def sample_jsonl(path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+
+
+def sample_json(path: Path) -> None:
+    path.write_text(json.dumps(rows()))
+
+
+def sample_csv(path: Path) -> None:
+    path.write_text("id,prompt\n" + "".join(f'r{n},"task, {n}"\n' for n in range(20)))
+
+
+def sample_parquet(path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows()), path)
+
+
+def sample_session(path: Path) -> None:
+    lines = [
+        {"type": "session", "id": "s"},
+        {"type": "message", "message": {"role": "user", "content": "hi"}},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def sample_tar(path: Path) -> None:
+    with tarfile.open(path, "w:gz") as tar:
+        for name in ("SKILL.md", "scripts/a.py"):
+            data = skill_text("a").encode() if name == "SKILL.md" else b"print(1)\n"
+            info = tarfile.TarInfo(f"a/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def sample_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("SKILL.md", skill_text("a"))
+        file.writestr("scripts/a.py", "print(1)\n" * 100)
+
+
+def sample_adapter_tar(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            info = tarfile.TarInfo(name)
+            info.size = 100
+            tar.addfile(info, io.BytesIO(bytes(100)))
+
+
+def sample_db(path: Path) -> None:
+    with Writer(path) as writer:
+        for number in range(20):
+            records.record(writer, [Message.user(f"hello {number}"), Message.assistant("hi " * 500)])
+
+
+def sample_gguf(path: Path) -> None:
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, 2)
+    header += text("general.name") + struct.pack("<I", 8) + text("x" * 50)
+    header += text("tokens") + struct.pack("<IIQ", 9, 8, 3) + text("a") + text("b") + text("c")
+    header += text("weight") + struct.pack("<IQQIQ", 2, 4, 4, 0, 0)
+    path.write_bytes(header.ljust(-(-len(header) // 32) * 32, b"\0") + bytes(64))
+
+
+def sample_safetensors(path: Path) -> None:
+    header = json.dumps({"model.a": {"dtype": "F32", "shape": [4, 4], "data_offsets": [0, 64]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+
+
+def sample_index(path: Path) -> None:
+    path.write_text(json.dumps({"metadata": {}, "weight_map": {"model.a": "model.safetensors"}}))
+    sample_safetensors(path.parent / "model.safetensors")
+
+
+def sample_adapter(path: Path) -> None:
+    sample_safetensors(path)
+    (path.parent / "adapter_config.json").write_text('{"r": 4}')
+
+
+def sample_adapter_config(path: Path) -> None:
+    path.write_text('{"r": 4, "peft_type": "LORA"}')
+    sample_safetensors(path.parent / "adapter_model.safetensors")
+
+
+class FileKind(NamedTuple):
+    name: str
+    """Where the file lies in the folder of its case."""
+    sample: Callable[[Path], None]
+    read: Callable[[Path], object]
+
+
+KINDS = {
+    "config": FileKind("config.yaml", lambda path: path.write_text("model: a/b\n") and None, config),
+    "variables": FileKind(".env", lambda path: path.write_text("A_KEY=b\n") and None, variables),
+    "skill": FileKind("skills/a/SKILL.md", lambda path: path.write_text(skill_text("a")) and None, skill),
+    "tasks, JSONL": FileKind("tasks.jsonl", sample_jsonl, dataset),
+    "tasks, JSON": FileKind("tasks.json", sample_json, dataset),
+    "tasks, CSV": FileKind("tasks.csv", sample_csv, dataset),
+    "tasks, Parquet": FileKind("tasks.parquet", sample_parquet, dataset),
+    "import, JSONL": FileKind("rows.jsonl", sample_jsonl, imported),
+    "import, JSON": FileKind("rows.json", sample_json, imported),
+    "import, Parquet": FileKind("rows.parquet", sample_parquet, imported),
+    "import, session": FileKind("session.jsonl", sample_session, imported),
+    "skill, tar": FileKind("a.tar.gz", sample_tar, archive),
+    "skill, zip": FileKind("a.zip", sample_zip, archive),
+    "adapter, tar": FileKind("adapter.tar", sample_adapter_tar, adapter_tar),
+    "adapter": FileKind("adapter_model.safetensors", sample_adapter, adapter),
+    "adapter's config": FileKind("adapter_config.json", sample_adapter_config, adapter),
+    "safetensors": FileKind("model.safetensors", sample_safetensors, weights),
+    "index": FileKind("model.safetensors.index.json", sample_index, weights_index),
+    "GGUF": FileKind("model.gguf", sample_gguf, gguf),
+    "database": FileKind("hermes.db", sample_db, database),
+}
+
+Damage = Callable[[bytes, random.Random], bytes]
+
+
+def flip(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(60):
+        changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def flip_header(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    for _ in range(4):
+        changed[rng.randrange(min(64, len(data)))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+    return bytes(changed)
+
+
+def insert(data: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(data))
+    return data[:at] + rng.randbytes(100) + data[at:]
+
+
+DAMAGES: dict[str, Damage] = {
+    "empty": lambda data, rng: b"",
+    "one byte": lambda data, rng: data[:1],
+    "half": lambda data, rng: data[: len(data) // 2],
+    "without its last byte": lambda data, rng: data[:-1],
+    "cut anywhere": lambda data, rng: data[: rng.randrange(len(data))],
+    "flipped bits": flip,
+    "flipped bits in the header": flip_header,
+    "greatest sizes": lambda data, rng: data[:8] + b"\xff" * 8 + data[16:],
+    "large sizes": lambda data, rng: struct.pack("<Q", 1 << 40) + data[8:],
+    "bytes put in": insert,
+    "zeros": lambda data, rng: bytes(MEGABYTE),
+    "noise": lambda data, rng: rng.randbytes(MEGABYTE),
+    "zeros behind it": lambda data, rng: data + bytes(MEGABYTE),
+    "twice": lambda data, rng: data + data,
+    "brackets": lambda data, rng: b"[" * MEGABYTE,
+    "front matter of brackets": lambda data, rng: b"---\na: " + b"[" * 200_000 + b"\n---\n",
+    "nested objects": lambda data, rng: b'{"a":' * (MEGABYTE // 5),
+    "a deep row": lambda data, rng: b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n",
+    "dashes": lambda data, rng: b"- " * (MEGABYTE // 2),
+    "aliases that multiply": lambda data, rng: (
+        b"---\na0: &a0 [x, x]\n"
+        + b"".join(b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 30))
+        + b"---\n"
+    ),
+    "one line": lambda data, rng: b"x" * MEGABYTE,
+    "a number": lambda data, rng: b'{"id": ' + b"9" * 500_000 + b"}",
+    "lone surrogates": lambda data, rng: b'{"prompt": "\\ud800", "messages": [{"role": "\\udfff"}]}\n' * 50,
+    "wrong types": lambda data, rng: b'{"messages": 7, "prompt": [1], "conversations": {"a": null}}\n' * 50,
+    "no text": lambda data, rng: b"\xff\xfe" + "model: a\n".encode("utf-16-le") * 100,
+    "commas": lambda data, rng: b"," * MEGABYTE,
+    "quotes": lambda data, rng: b'"' * (MEGABYTE + 1),
+    "a gzip bomb": lambda data, rng: gzip.compress(bytes(200 << 20)),
+}
+
+
+def run_limited(read: Callable[[Path], object], path: Path) -> str:
+    """The refusal of the reader, or '' if it accepts the file. AssertionError for every other end."""
+    inlet, outlet = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            cpu_s = int(used.ru_utime + used.ru_stime) + _CPU_S
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            signal.alarm(120)
+            try:
+                read(path)
+                message = "accepted"
+            except HermesError as error:
+                message = f"refused {error.message}"
+            except BaseException as error:  # noqa: BLE001 - it is reported
+                message = f"escaped {type(error).__name__}: {error}"[:2000]
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used.ru_maxrss) << 10
+            if grown > _MEMORY_BYTES:
+                message = f"escaped with {grown >> 20} MiB"
+            os.write(outlet, message.encode("utf-8", "replace"))
+        finally:
+            os._exit(0)
+    os.close(outlet)
+    with open(inlet, "rb") as pipe:  # noqa: PTH123 - a descriptor
+        message = pipe.read().decode()
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"ended by signal {os.WTERMSIG(status)} (24: processor time, 14: it waits)"
+    assert message.startswith(("accepted", "refused ")), message
+    return message.partition(" ")[2]
+
+
+def place(folder: Path, kind: FileKind) -> Path:
+    path = folder / kind.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind.sample(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_no_damage_escapes_a_reader(kind: FileKind, tmp_path: Path) -> None:
+    if kind.read in (weights, weights_index, adapter):
+        import torch  # noqa: F401 - before the fork, so that no child has to
+    if "parquet" in kind.name:
+        import pyarrow.parquet  # noqa: F401
+    seed = random.SystemRandom().randrange(1 << 32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    assert run_limited(kind.read, place(tmp_path / "whole", kind)) == "", "the sample is read"
+    problems = {}
+    for number, (name, damage) in enumerate(DAMAGES.items()):
+        path = place(tmp_path / str(number), kind)
+        path.write_bytes(damage(path.read_bytes(), rng))
+        try:
+            message = run_limited(kind.read, path)
+        except AssertionError as error:
+            problems[name] = str(error).partition("\n")[0]
+            continue
+        if "\n" in message.strip():
+            problems[name] = f"several lines: {message[:200]}"
+    assert problems == {}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_no_special_file_holds_a_reader_up(kind: FileKind, tmp_path: Path) -> None:
+    if kind.read in (variables, adapter_tar):
+        pytest.skip("it gets a file that we wrote ourselves")
+    for number, make in enumerate((lambda path: path.mkdir(), lambda path: path.symlink_to(path.name))):
+        path = place(tmp_path / str(number), kind)
+        path.unlink()
+        make(path)
+        run_limited(kind.read, path)
+
+
+def test_pipes_and_devices_in_a_folder_are_left_out_and_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    sample_jsonl(folder / "good.jsonl")
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "zero.jsonl").symlink_to("/dev/zero")
+    (folder / "random.json").symlink_to("/dev/urandom")
+    run_limited(imported, folder)
+    db = tmp_path / "hermes.db"
+    with Writer(db) as writer, Reader(db) as reader:
+        result = import_files([folder], reader, writer)
+    assert result.rows == 20
+    assert {Path(problem.file).name for problem in result.problems} == {
+        "pipe.jsonl",
+        "zero.jsonl",
+        "random.json",
+    }
+
+
+def test_a_parquet_cell_that_is_no_json_costs_its_row_and_no_other(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = [{**row, "metadata": "{" if n == 7 else "{}"} for n, row in enumerate(rows())]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), tmp_path / "rows.parquet")
+    db = tmp_path / "hermes.db"
+    with Writer(db) as writer, Reader(db) as reader:
+        result = import_files([tmp_path / "rows.parquet"], reader, writer)
+    assert result.rows == 19
+    assert [(problem.line, "metadata" in problem.why) for problem in result.problems] == [(8, True)]
+
+
+def test_a_parquet_file_that_becomes_far_larger_is_refused(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"prompt": pyarrow.array(["x" * 1000]).take(pyarrow.array([0] * 400_000))})
+    path = tmp_path / "tasks.parquet"
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < MEGABYTE
+    assert "becomes" in run_limited(dataset, path)
+
+
+def test_databases_of_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hermes.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE trajectories (a)")
+    connection.execute("PRAGMA user_version = 4")
+    connection.commit()
+    connection.close()
+    assert "damaged" in run_limited(database, path)
