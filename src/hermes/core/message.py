@@ -7,7 +7,8 @@ separate question (`ToolCall.parsed`), so a malformed call is data, never an emp
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hermes.core.json import JSONObject
@@ -116,3 +117,32 @@ class Message:
             name=data.get("name"),
             images=tuple(data.get("images", ())),
         )
+
+
+def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with tool results in the order of their calls, and named after the tools that were called.
+
+    A result belongs to the call with its id. Results without ids belong to the calls before them by their
+    position, if there are as many. Results that belong to no call stay as they are.
+    """
+    paired = list(messages)
+    names: dict[str | None, str] = {}
+    for index, message in enumerate(paired):
+        if message.role is Role.TOOL and message.tool_call_id in names:
+            paired[index] = replace(message, name=message.name or names[message.tool_call_id])
+        if not message.tool_calls:
+            continue
+        end = index + 1
+        while end < len(paired) and paired[end].role is Role.TOOL:
+            end += 1
+        calls, results = message.tool_calls, paired[index + 1 : end]
+        names |= {call.id: call.name for call in calls if call.id}
+        ids = [call.id for call in calls]
+        if len(results) == len(calls) and not any(result.tool_call_id for result in results):
+            paired[index + 1 : end] = [
+                replace(result, tool_call_id=call.id or None, name=result.name or call.name)
+                for result, call in zip(results, calls, strict=True)
+            ]
+        elif all(result.tool_call_id in ids for result in results):
+            paired[index + 1 : end] = sorted(results, key=lambda result: ids.index(result.tool_call_id or ""))
+    return tuple(paired)

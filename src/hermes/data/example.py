@@ -21,6 +21,7 @@ from hermes.core import (
     Trajectory,
     Usage,
 )
+from hermes.core.message import pair_results
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader, Record
 
@@ -87,8 +88,9 @@ def build(
     """An example from messages alone, for readers of foreign formats.
 
     Assistant messages become model calls with nothing but the model's name, unless `calls` has the call at
-    the message's index.
+    the message's index. Tool results are put in the order of their calls.
     """
+    messages = pair_results(messages)
     by_index = calls or {}
     steps = tuple(
         _step(index, message, header, by_index.get(index)) for index, message in enumerate(messages)

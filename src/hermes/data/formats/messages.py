@@ -117,5 +117,5 @@ FINETUNE = Format(
     write=write_finetune,
     read=read,
     keeps=("role, content, calls with argument text, results by call id", "tool schemas"),
-    loses=("thinking, tool names of results, every fact about the trajectory", _CALL_DETAIL),
+    loses=("thinking, every fact about the trajectory", _CALL_DETAIL),
 )
