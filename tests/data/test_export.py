@@ -137,7 +137,9 @@ def test_every_stage_of_the_funnel_is_counted(db: Path, tmp_path: Path) -> None:
 def test_tries_at_one_task_fall_on_the_same_side(db: Path, tmp_path: Path) -> None:
     with Writer(db) as writer:
         for number in range(60):
-            records.record(writer, records.conversation(answer=str(number)), task_id=f"t{number % 15}")
+            records.record(
+                writer, records.conversation(f"Task {number % 15}?", str(number)), task_id=f"t{number % 15}"
+            )
     with Reader(db) as reader:
         report = export(reader, ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl", eval_share=0.3))
     train, eval_ = lines(tmp_path / "d.train.jsonl"), lines(tmp_path / "d.eval.jsonl")

@@ -54,17 +54,24 @@ class Example:
         return self.trajectory.messages
 
     @property
+    def prompt(self) -> str:
+        """The first user message."""
+        return next((message.content for message in self.messages if message.role is Role.USER), "")
+
+    @property
     def task(self) -> str:
-        """Equal for attempts at the same task: the task's id, else the first user message."""
+        """Equal for attempts at the same task."""
         header = self.trajectory.header
-        if header.task_id is not None:
-            return f"task:{header.run_id or ''}:{header.task_id}"
-        prompt = next((message.content for message in self.messages if message.role is Role.USER), "")
-        return f"text:{prompt}"
+        return task_key(header.run_id, header.task_id, self.prompt)
 
 
 class UnfitError(ValueError):
     """An example that a format cannot hold; the message is the reason, counted in the report."""
+
+
+def task_key(run_id: str | None, task_id: str | None, prompt: str) -> str:
+    """The task's id within its run, else the first user message."""
+    return f"text:{prompt}" if task_id is None else f"task:{run_id or ''}:{task_id}"
 
 
 def load(reader: Reader, trajectory: Trajectory) -> Example:
