@@ -9,10 +9,12 @@ are never edited: a change of schema is a new step at the end.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from hermes.errors import StoreError
 from hermes.store import facts, metrics
+from hermes.store.encode import index_text
 from hermes.store.rating import events
 
 _FOUNDATION = """
@@ -133,7 +135,18 @@ CREATE INDEX ratings_by_replaced ON ratings (replaces) WHERE replaces IS NOT NUL
 CREATE VIRTUAL TABLE message_search USING fts5 (text, content = '', tokenize = 'unicode61');
 """
 
-STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA)
+
+def _index_characters(connection: sqlite3.Connection) -> None:
+    """Scripts without spaces were indexed as long words, and arguments of calls with their escapes."""
+    connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
+    connection.create_function("index_text", 1, index_text, deterministic=True)
+    connection.execute("INSERT INTO message_search (rowid, text) SELECT id, index_text(body) FROM messages")
+
+
+STEPS: tuple[str | Callable[[sqlite3.Connection], None], ...] = (
+    *(_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA),
+    _index_characters,
+)
 
 
 def version(connection: sqlite3.Connection) -> int:
@@ -155,6 +168,9 @@ def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         for step in STEPS[current:]:
+            if callable(step):
+                step(connection)
+                continue
             for statement in _statements(step):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {len(STEPS)}")

@@ -30,7 +30,7 @@ from hermes.core import (
 from hermes.core.json import JSON
 from hermes.errors import StoreError
 from hermes.store import facts, metrics, owner
-from hermes.store.encode import pack_floats, pack_ints, search_text
+from hermes.store.encode import pack_floats, pack_ints, search_text, separate
 from hermes.store.query import TOTALS
 from hermes.store.rating import events, queues
 
@@ -261,7 +261,7 @@ class Rows:
         assert cursor.lastrowid is not None
         self._db.execute(
             "INSERT INTO message_search (rowid, text) VALUES (?, ?)",
-            (cursor.lastrowid, _storable(self._redact(search_text(message)))),
+            (cursor.lastrowid, _storable(separate(self._redact(search_text(message))))),
         )
         return _Stored(cursor.lastrowid, redacted)
 

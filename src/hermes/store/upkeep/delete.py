@@ -8,16 +8,14 @@ from what is left. Facts of the memory stay, without their pointer. Deleted page
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.core import Message
 from hermes.errors import StoreError, UsageError
 from hermes.store import migrations, owner, sqlite
-from hermes.store.encode import search_text
+from hermes.store.encode import index_text
 
 _COUNTED = ("trajectories", "steps", "messages", "ratings", "rewards")
 _PAGE = 1_000
@@ -138,7 +136,7 @@ def _index_again(connection: sqlite3.Connection) -> None:
     """The index has no text of its own, so single entries cannot be taken out."""
     connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
     for rows in _pages(connection):
-        texts = [(number, search_text(Message.from_json(json.loads(body)))) for number, body in rows]
+        texts = [(number, index_text(body)) for number, body in rows]
         connection.executemany("INSERT INTO message_search (rowid, text) VALUES (?, ?)", texts)
 
 
