@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hermes.core import JSONObject, canonical_json
+from hermes.core import JSONObject, ordered_json
 from hermes.errors import UsageError
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -49,7 +49,7 @@ def encode_row(row: JSONObject) -> EncodedRow:
 
 def exact_line(row: JSONObject) -> str:
     """The row as one line of JSON that loses nothing; lone surrogates become escapes."""
-    text = canonical_json(row)
+    text = ordered_json(row)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 

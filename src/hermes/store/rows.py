@@ -26,6 +26,7 @@ from hermes.core import (
     StopReason,
     canonical_json,
     content_hash,
+    ordered_json,
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
@@ -300,7 +301,7 @@ class Rows:
         cached = self._tools.get(trajectory)
         if cached is not None and cached[0] is tools:
             return cached[1]
-        text = self._text(list(tools))
+        text = self._redact(ordered_json(list(tools)))  # the model reads the keys in this order
         digest = content_hash(text)
         row = self._db.execute("SELECT id FROM tool_schemas WHERE hash = ?", (digest,)).fetchone()
         if row is None:
