@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject
@@ -123,9 +124,9 @@ def _near_pairs(prompts: Sequence[str]) -> Iterator[tuple[int, int]]:
     sizes: list[int] = []
     for number, sketch in enumerate(sketches):
         runs = [run for run in sketch if prompts_with[run] <= _TEMPLATE_PROMPTS]
-        for other, shared in Counter(other for run in runs for other in postings[run]).items():
-            if shared >= _NEAR * (len(runs) + sizes[other] - shared):
-                yield other, number
+        for earlier, shared in Counter(chain.from_iterable(postings[run] for run in runs)).items():
+            if shared >= _NEAR * (len(runs) + sizes[earlier] - shared):
+                yield earlier, number
         for run in runs:
             postings[run].append(number)
         sizes.append(len(runs))

@@ -59,7 +59,7 @@ class RatedAnswer:
         return dict(zip(raters, self.scores, strict=True)) or {("", ""): self.score}
 
 
-class Comparison(NamedTuple):
+class AnswerComparison(NamedTuple):
     """By how much the first of two answers is better."""
 
     margin: float
@@ -72,7 +72,7 @@ CONTRADICTION = "the raters contradict each other"
 _DISJOINT = "no rater rated both, and it is not good against bad"
 
 
-def compare(first: RatedAnswer, second: RatedAnswer) -> Comparison:
+def compare(first: RatedAnswer, second: RatedAnswer) -> AnswerComparison:
     """Two answers to the same context, by the rule above."""
     left, right = first.by_rater, second.by_rater
     differences = [left[rater] - right[rater] for rater in left if rater in right]
@@ -81,18 +81,18 @@ def compare(first: RatedAnswer, second: RatedAnswer) -> Comparison:
     for sign, better, worse in ((1, left, right), (-1, right, left)):
         gap = min(better.values()) - max(worse.values())
         if min(better.values()) > NEUTRAL > max(worse.values()):
-            return Comparison(sign * gap)
-    return Comparison(0.0, _DISJOINT)
+            return AnswerComparison(sign * gap)
+    return AnswerComparison(0.0, _DISJOINT)
 
 
-def majority(preferences: Sequence[float]) -> Comparison:
+def majority(preferences: Sequence[float]) -> AnswerComparison:
     """The mean of what raters said, positive for the first of two, if most of those who are not undecided
     agree with its sign."""
     mean = sum(preferences) / len(preferences)
     surplus = sum((value > 0) - (value < 0) for value in preferences)
     if mean * surplus > 0 or not any(preferences):
-        return Comparison(mean)
-    return Comparison(0.0, CONTRADICTION)
+        return AnswerComparison(mean)
+    return AnswerComparison(0.0, CONTRADICTION)
 
 
 @dataclass(frozen=True, slots=True)
