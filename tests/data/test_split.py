@@ -156,6 +156,18 @@ def test_a_template_does_not_make_one_group_of_all_tasks() -> None:
     assert len(set(groups.keys.values())) == 200
 
 
+def test_questions_of_a_template_are_still_joined_with_their_own_variants() -> None:
+    prompts = [
+        f"Explain in plain sentences what {n * 7919} means for the farmers of valley {n}." for n in range(60)
+    ]
+    tasks = [(f"a{n}", prompt) for n, prompt in enumerate(prompts)]
+    tasks += [(f"b{n}", f"{'Please tell me: ' if n % 3 == 0 else ''}{p}") for n, p in enumerate(prompts)]
+    groups = group_tasks(tasks)
+    assert len(set(groups.keys.values())) == 60
+    assert all(groups.key(f"a{n}") == groups.key(f"b{n}") for n in range(60))
+    assert (groups.same_prompt, groups.near_prompt) == (40, 20)
+
+
 def test_a_task_with_several_prompts_is_one_group_and_empty_prompts_join_nothing() -> None:
     groups = group_tasks([("a", "First?"), ("a", "Second?"), ("b", " second? "), ("c", ""), ("d", "")])
     assert groups.key("a") == groups.key("b")

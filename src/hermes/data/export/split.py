@@ -2,9 +2,9 @@
 
 Tasks that ask the same are one group, and a group is on one side, so that nothing held out was trained on:
 attempts at one task, tasks with the same first user message (case, width and spacing aside), and tasks with
-nearly the same one. Messages are nearly the same if they share 70 % of their runs of five words. Runs that
-more than 20 different messages contain are those of a template and do not count. No paraphrase is recognised.
-A group has the side of its oldest message, and keeps it when others join.
+nearly the same one. Messages are nearly the same if they share more than 60 % of their runs of five words.
+Runs that more than 20 different messages contain are those of a template and do not count. No paraphrase is
+recognised. A group has the side of its oldest message, and keeps it when others join.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hermes.store import Reader
 
 _RUN_WORDS = 5
-_NEAR = 0.7
+_NEAR = 0.6
 _TEMPLATE_PROMPTS = 20
 _SKETCH = 128
 """Most runs of a message that are compared: those with the lowest hashes."""
@@ -125,7 +125,7 @@ def _near_pairs(prompts: Sequence[str]) -> Iterator[tuple[int, int]]:
     for number, sketch in enumerate(sketches):
         runs = [run for run in sketch if prompts_with[run] <= _TEMPLATE_PROMPTS]
         for earlier, shared in Counter(chain.from_iterable(postings[run] for run in runs)).items():
-            if shared >= _NEAR * (len(runs) + sizes[earlier] - shared):
+            if shared > _NEAR * (len(runs) + sizes[earlier] - shared):
                 yield earlier, number
         for run in runs:
             postings[run].append(number)
