@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.core import JSONObject, Message, Role, StepKind, canonical_json, content_hash
+from hermes.core.message import pair_results
 from hermes.data.example import Example
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.export.split import Side, group_tasks, side_of, store_groups
@@ -139,19 +140,8 @@ def _sft_examples(
         left_out["it has images"] += 1
         return
     in_loss = [step.kind is StepKind.MODEL and index not in excluded for index, step in enumerate(steps)]
-    messages = with_tool_names([step.message for step in steps])
+    messages = pair_results([step.message for step in steps])
     yield from examples_of(messages, in_loss, example.tools, renderer)
-
-
-def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Tool results with the name of their tool, taken from the call where the row has it only there."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    return [
-        replace(message, name=names.get(message.tool_call_id or ""))
-        if message.role is Role.TOOL and not message.name
-        else message
-        for message in messages
-    ]
 
 
 def _excluded_turns(row: JSONObject) -> set[int]:
