@@ -93,7 +93,7 @@ async def test_parallel_calls_run_at_the_same_time_and_keep_their_order(world: M
     assert outcome.stop_reason is StopReason.COMPLETED
     assert sent == ["one done", "two done", "three done"]
     assert [step.message.name for step in stored.steps if step.result] == ["one", "two", "three"]
-    assert [step.message.name for step in steps if step.result] == ["three", "two", "one"]  # as they finished
+    assert steps == list(stored.steps)
 
 
 async def test_a_malformed_call_an_unknown_tool_and_a_good_one_each_get_their_own_result(
@@ -178,12 +178,16 @@ async def test_the_wall_clock_ends_a_hanging_call(world: MakeWorld) -> None:
 
 async def test_the_wall_clock_ends_a_hanging_tool(world: MakeWorld) -> None:
     stuck = _meeting_tool("stuck", asyncio.Barrier(2))
-    with FakeProvider([tool_calls([("stuck", {"pause_s": 0})])]) as provider:
+    with FakeProvider([tool_calls([("stuck", {"pause_s": 0}), ("missing", {})])]) as provider:
         here = world(
             provider, settings={"limits.timeout_s": 0.5}, plan=RolloutPlan(toolsets=(), extra_tools=[stuck])
         )
-        _, outcome, _ = await here.ask("hello")
+        steps, outcome, stored = await here.ask("hello")
     assert outcome.stop_reason is StopReason.TIMEOUT
+    assert steps == list(stored.steps)
+    results = [step.result for step in stored.steps if step.result]
+    assert [result.name for result in results] == ["stuck", "missing"]
+    assert [result.error_kind for result in results] == [ToolErrorKind.CANCELLED, ToolErrorKind.UNKNOWN_TOOL]
 
 
 async def test_token_ids_and_logprobs_are_kept_where_the_server_gives_them(world: MakeWorld) -> None:
@@ -199,15 +203,14 @@ async def test_a_cancelled_turn_is_recorded_and_the_conversation_goes_on(world: 
     with FakeProvider([tool_calls([("stuck", {"pause_s": 0}), ("missing", {})]), text("Fine.")]) as provider:
         here = world(provider, plan=RolloutPlan(toolsets=(), extra_tools=[stuck]))
         async with here.agent() as loop:
-            asked = asyncio.Event()
 
             async def first_turn() -> None:
-                async for step in loop.turn(Message.user("go")):
-                    if step.result is not None:
-                        asked.set()
+                async for _ in loop.turn(Message.user("go")):
+                    pass
 
             task = asyncio.create_task(first_turn())
-            await asked.wait()
+            while not loop.recorder.begun or len(here.stored(loop.recorder.header.id).steps) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # until the second call has its result, and the first has none
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -218,11 +221,40 @@ async def test_a_cancelled_turn_is_recorded_and_the_conversation_goes_on(world: 
         sent = provider.requests[1].json["messages"]
     assert steps[0].result is not None
     assert steps[0].result.error_kind is ToolErrorKind.CANCELLED
-    # every call has a result: nothing a provider would refuse
-    assert {m["tool_call_id"] for m in sent if m["role"] == "tool"} == {
-        c["id"] for c in sent[1]["tool_calls"]
-    }
-    assert here.stored(loop.recorder.header.id).answer == "Fine."
+    # every call has a result, in the calls' order: nothing a provider would refuse
+    call_ids = [call["id"] for call in sent[1]["tool_calls"]]
+    assert [m["tool_call_id"] for m in sent if m["role"] == "tool"] == call_ids
+    stored = here.stored(loop.recorder.header.id)
+    assert [step.result.call_id for step in stored.steps if step.result] == call_ids
+    assert stored.answer == "Fine."
+
+
+async def test_a_history_that_ends_in_open_calls_is_recorded_with_their_results_in_place(
+    world: MakeWorld,
+) -> None:
+    first, second = (ToolCall(name, "calculator", '{"expression": "1"}') for name in ("first", "second"))
+    with FakeProvider([text("Fine.")]) as provider:
+        here = world(provider)
+        async with here.agent() as loop:
+            for message in (
+                Message.user("go"),
+                Message.assistant(tool_calls=(first, second)),
+                Message.tool(second, "1"),
+            ):
+                loop.prepare(message)
+            steps = [step async for step in loop.turn(Message.user("and now?"))]
+        sent = provider.requests[0].json["messages"]
+    stored = here.stored(loop.recorder.header.id)
+    assert [m.get("tool_call_id") for m in sent] == [None, None, "first", "second", None]
+    assert [message.tool_call_id for message in stored.messages] == [
+        None,
+        None,
+        "first",
+        "second",
+        None,
+        None,
+    ]
+    assert steps == list(stored.steps)
 
 
 async def test_a_conversation_of_several_turns_is_one_trajectory(world: MakeWorld) -> None:

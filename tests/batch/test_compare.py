@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -210,6 +212,51 @@ def test_answers_that_match(answer: str, expected: Any) -> None:
 )
 def test_answers_that_do_not(answer: str, expected: Any) -> None:
     assert not matches(answer, expected)
+
+
+_NOTATIONS = [
+    (r"\boxed{\frac{1}{2}}", "1/2"),
+    (r"So it is $\boxed{\dfrac{1}{2}}$.", 0.5),
+    (r"\frac12", ".5"),
+    (r"-\frac{1}{2}", "-0.5"),
+    ("Answer:\n42", 42),
+    ("**Final answer:**\n\n42", 42),
+    (r"\(42\)", 42),
+    (r"\[ 42 \]", 42),
+    (".5", "0.5"),
+    ("\u22127", -7),
+    (r"\text{B}", "B"),
+    (r"\boxed{\text{(B)}}", "B"),
+    (r"\boxed{1{,}234}", 1234),
+    (r"\boxed{\sqrt{2}}", r"\sqrt{2}"),
+    ("1e3", 1000),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), _NOTATIONS)
+def test_the_notation_of_an_answer_does_not_matter(answer: str, expected: Any) -> None:
+    assert matches(answer, expected)
+    assert not matches(answer, f"1{expected}")
+
+
+def test_a_number_is_the_same_in_every_notation() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(500):
+        top, tens = draw.randint(-(10**6), 10**6), 10 ** draw.randint(0, 4)
+        value, sign, size = Fraction(top, tens), "-" if top < 0 else "", abs(top)
+        spelled = [
+            f"{sign}{size}/{tens}",
+            f"{sign}\\frac{{{size}}}{{{tens}}}",
+            f"{top / tens:.4f}",
+            f"{top / tens:,.4f}".replace("-", "\u2212"),
+            f"{sign}{value.numerator * (-1 if top < 0 else 1)}/{value.denominator}",
+        ]
+        frames = ["{}", "\\boxed{{{}}}", "Answer:\n{}", "\\({}\\)", "#### {}", "The answer is {}.", "**{}**"]
+        left, right = draw.choice(spelled), draw.choice(spelled)
+        assert matches(draw.choice(frames).format(left), right), (left, right)
+        assert not matches(draw.choice(frames).format(left), f"{sign}{size + 1}/{tens}")
 
 
 def test_normalising_twice_changes_nothing_and_no_answer_is_slow() -> None:

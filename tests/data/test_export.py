@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason
+from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason, ToolCall
 from hermes.data.curate.duplicates import NearDuplicates
 from hermes.data.curate.quality import Length
 from hermes.data.export import manifest
@@ -137,7 +137,9 @@ def test_every_stage_of_the_funnel_is_counted(db: Path, tmp_path: Path) -> None:
 def test_tries_at_one_task_fall_on_the_same_side(db: Path, tmp_path: Path) -> None:
     with Writer(db) as writer:
         for number in range(60):
-            records.record(writer, records.conversation(answer=str(number)), task_id=f"t{number % 15}")
+            records.record(
+                writer, records.conversation(f"Task {number % 15}?", str(number)), task_id=f"t{number % 15}"
+            )
     with Reader(db) as reader:
         report = export(reader, ExportPlan(FORMATS["messages"], tmp_path / "d.jsonl", eval_share=0.3))
     train, eval_ = lines(tmp_path / "d.train.jsonl"), lines(tmp_path / "d.eval.jsonl")
@@ -146,6 +148,22 @@ def test_tries_at_one_task_fall_on_the_same_side(db: Path, tmp_path: Path) -> No
     assert sides[0] and sides[1]
     assert not sides[0] & sides[1]
     assert [file["split"] for file in report.facts["files"]] == ["train", "eval"]
+
+
+@pytest.mark.parametrize("name", ["functions.search", "read file", "a" * 65, "größe", ""])
+@pytest.mark.parametrize("offered", [True, False])
+def test_tool_names_that_openai_refuses_are_left_out_with_the_reason(
+    tmp_path: Path, name: str, offered: bool
+) -> None:
+    call = ToolCall("c", "calculator" if offered else name, "{}")
+    turns = [Message.user("Go."), Message.assistant(tool_calls=(call,)), Message.tool(call, "4")]
+    schema = {"name": name if offered else "calculator", "description": "", "parameters": {"type": "object"}}
+    with Writer(tmp_path / "a.db") as writer:
+        records.record(writer, [*turns, Message.assistant("Done.")], tools=(schema,))
+    with Reader(tmp_path / "a.db") as reader:
+        report = export(reader, ExportPlan(FORMATS["openai-finetune"], tmp_path / "rows.jsonl"))
+    assert report.rows == 0
+    assert report.left_out == {f"OpenAI accepts no tool of the name '{name}'": 1}
 
 
 def test_a_preview_shows_rows_and_writes_nothing(reader: Reader, tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def grader() -> Iterator[MathGrader]:
         ("The answer is x^2+2x+1", "(x+1)^2"),
         ("#### 1,250", "1250"),
         (r"first \boxed{3}, then \boxed{7}", "7"),
+        ("Answer:\n.5", "1/2"),
+        (r"\boxed{\text{B}}", "B"),
+        (r"\(\frac12\)", "0.5"),
     ],
 )
 def test_mathematics_is_compared_by_value(grader: MathGrader, said: str, expected: str) -> None:

@@ -41,13 +41,6 @@ def test_each_schema_is_one_line_of_json() -> None:
     assert [json.loads(line) for line in inside] == [WEATHER, CLOCK]
 
 
-def test_the_order_of_a_schemas_keys_does_not_change_the_text() -> None:
-    stored = json.loads(json.dumps(WEATHER, sort_keys=True))
-    assert list(stored) != list(WEATHER)
-    assert tool_system_text([stored]) == tool_system_text([WEATHER])
-    assert '\n{"name": "weather", ' in tool_system_text([stored])
-
-
 @pytest.mark.parametrize(
     ("content", "embedded"),
     [

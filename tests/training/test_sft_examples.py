@@ -191,7 +191,7 @@ def test_the_store_is_a_source_and_what_did_not_complete_is_counted(tiny: Path, 
 def test_tasks_are_held_out_whole(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [
-        {"input_ids": [5, 6, 7], "mask": [0, 1, 1], "task_id": str(task)}
+        {"input_ids": [5 + task, 6, 7], "mask": [0, 1, 1], "task_id": str(task)}
         for task in range(40)
         for _ in range(2)
     ]
@@ -200,6 +200,20 @@ def test_tasks_are_held_out_whole(tiny: Path, tmp_path: Path) -> None:
     found = gather(from_files([file], pytest.fail, left_out), left_out, longest=99, eval_share=0.3)
     held, kept = ({lesson.task for lesson in side} for side in (found.held_out, found.train))
     assert held and kept and not held & kept and len(found.held_out) == 2 * len(held)
+
+
+def test_equal_prompts_of_different_tasks_are_held_out_together(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [
+        {"input_ids": [5 + prompt, 6, 7 + run], "mask": [0, 0, 1], "task_id": f"{run}.{prompt}"}
+        for run in range(3)
+        for prompt in range(40)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    left_out = Counter[str]()
+    found = gather(from_files([file], pytest.fail, left_out), left_out, longest=99, eval_share=0.3)
+    held, kept = ({lesson.tokens[0] for lesson in side} for side in (found.held_out, found.train))
+    assert held and kept and not held & kept
 
 
 def test_the_command_says_what_is_wrong_in_two_lines(tmp_path: Path, tiny: Path) -> None:

@@ -1,8 +1,9 @@
 """The agent loop: call the model, run the tools it calls, until the model stops or a limit is reached.
 
-Chat, batch and environments all run this loop. It yields each step after that step is durable. A failure of
-the model, the provider or a tool, or a limit, does not raise: it becomes `outcome`. The loop does raise if
-the trajectory cannot be recorded (StoreError), and for bugs, which are also noted in the outcome.
+Chat, batch and environments all run this loop. It yields each step after that step is durable, in the order
+of the conversation: results of parallel calls come in the order of their calls. A failure of the model, the
+provider or a tool, or a limit, does not raise: it becomes `outcome`. The loop does raise if the trajectory
+cannot be recorded (StoreError), and for bugs, which are also noted in the outcome.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hermes.agent import outcomes
@@ -90,6 +92,8 @@ class AgentLoop:
         self._private = False
         """Whether the conversation has text that is not part of the dataset's version of it."""
         self._example_calls: set[str] = set()
+        self._reserved: dict[str, int] = {}
+        """The step indices of the latest calls, by call id."""
         self._deadline: float | None = None
 
     def prepare(self, message: Message, *, ephemeral: bool = False, record_as: Message | None = None) -> None:
@@ -202,23 +206,34 @@ class AgentLoop:
         await self.recorder.append(step, context=context, tools=self._schemas)
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> AsyncIterator[Step]:
-        """Runs the calls in parallel; yields results as they finish, appends them in the calls' order."""
-        tasks = [asyncio.create_task(self._run_tool(call, self.recorder.reserve())) for call in calls]
+        """Runs the calls in parallel; yields and appends their results in the order of the calls."""
+        indices = [self.recorder.reserve() for _ in calls]
+        self._reserved = {call.id: index for call, index in zip(calls, indices, strict=True)}
+        tasks = [asyncio.create_task(self._run_tool(*pair)) for pair in zip(calls, indices, strict=True)]
         pending = set(tasks)
+        unyielded = deque(tasks)
         try:
             while pending:
                 done, pending = await asyncio.wait(
                     pending, timeout=self._time_left_s(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    raise self._timeout_error()
+                    break
                 for task in done:
-                    yield task.result()
+                    task.result()  # a failure that is no result ends the turn now, not after the slower calls
+                while unyielded and unyielded[0].done():
+                    yield unyielded.popleft().result()
         finally:
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
             self.messages.extend(task.result().message for task in tasks if _succeeded(task))
+        if unyielded:
+            finished = [task.result() for task in unyielded if _succeeded(task)]
+            cancelled = [step async for step in self._cancel_open_calls()]
+            for step in sorted([*finished, *cancelled], key=lambda step: step.index):
+                yield step
+            raise self._timeout_error()
 
     async def _run_tool(self, call: ToolCall, index: int) -> Step:
         recorded = self.recorded.result(call, self._offered.get(call.name)) if self.recorded else None
@@ -232,21 +247,28 @@ class AgentLoop:
         return step
 
     async def _cancel_open_calls(self) -> AsyncIterator[Step]:
-        """Adds a result to the calls that an interrupted turn left open: providers reject a call without one.
+        """Adds a result to the calls that a stopped turn left open: providers reject a call without one.
 
-        Calls of examples stay as they are: an example may end with its call.
+        The result takes its call's place among the results. Calls of examples stay as they are: an example
+        may end with its call.
         """
         answered = {message.tool_call_id for message in self.messages if message.role is Role.TOOL}
-        calls = [call for message in self.messages for call in message.tool_calls]
-        for call in calls:
+        recorded = len(self.messages) - len(self._prepared)
+        for position, call in _call_positions(self.messages):
             if call.id in answered or call.id in self._example_calls:
                 continue
             content = json.dumps({"error": "the turn was stopped before this finished", "kind": "cancelled"})
             message = Message.tool(call, content)
+            self.messages.insert(position, message)
+            if position > recorded:  # its call is history that is not recorded yet
+                self._prepared.insert(position - recorded, (message, False))
+                continue
+            recorded += 1
             result = ToolResult(call.id, call.name, False, 0.0, ToolErrorKind.CANCELLED, None, len(content))
-            step = Step(self.recorder.reserve(), StepKind.TOOL, message, _now_ms(), result=result)
+            index = self._reserved.get(call.id)
+            index = self.recorder.reserve() if index is None else index
+            step = Step(index, StepKind.TOOL, message, _now_ms(), result=result)
             await self.recorder.append(step)
-            self.messages.append(message)
             yield step
 
     def _count(self, reply: ChatReply) -> None:
@@ -276,6 +298,14 @@ class AgentLoop:
 
     def _timeout_error(self) -> LimitError:
         return LimitError("timeout", f"the trajectory's time limit of {self.limits.timeout_s:g} s is up")
+
+
+def _call_positions(messages: Sequence[Message]) -> Iterator[tuple[int, ToolCall]]:
+    """The calls, each with the position of its result; results may be inserted between two of them."""
+    position = 0
+    while position < len(messages):
+        yield from enumerate(messages[position].tool_calls, position + 1)
+        position += 1
 
 
 def _succeeded(task: asyncio.Task[Step]) -> bool:

@@ -6,6 +6,7 @@ import getpass
 import time
 
 from hermes.core import Rating, RatingKind, new_id
+from hermes.core.rating import preference_value
 
 _THUMBS = {"good": 1.0, "bad": -1.0}
 
@@ -40,7 +41,7 @@ def make_choice(
         id=new_id(),
         trajectory_id=trajectory_id,
         kind=RatingKind.PAIR,
-        value=1.0 if better else -1.0,
+        value=preference_value(1 if better else -1),
         rater=getpass.getuser(),
         created_at_ms=time.time_ns() // 1_000_000,
         other_id=other_id,

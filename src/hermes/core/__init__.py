@@ -4,7 +4,7 @@ Beside them, and not imported here: `files`, `drafts`, `filelock` and `appendlog
 to write to disk.
 """
 
-from hermes.core.hashing import canonical_json, content_hash
+from hermes.core.hashing import canonical_json, content_hash, ordered_json
 from hermes.core.ids import new_id
 from hermes.core.json import JSON, JSONObject
 from hermes.core.memory import Fact, FactAuthor
@@ -47,4 +47,5 @@ __all__ = [
     "content_hash",
     "explicit_sampling",
     "new_id",
+    "ordered_json",
 ]

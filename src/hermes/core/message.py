@@ -7,10 +7,11 @@ separate question (`ToolCall.parsed`), so a malformed call is data, never an emp
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hermes.core.json import JSONObject
+from hermes.core.json import JSON, JSONObject
 
 
 class Role(StrEnum):
@@ -41,6 +42,14 @@ class ToolCall:
         if not isinstance(value, dict):
             raise ValueError(f"arguments must be a JSON object, not {type(value).__name__}")
         return value
+
+    @property
+    def argument_text(self) -> str:
+        """The names and values of the arguments without JSON's escapes; verbatim if they are not JSON."""
+        try:
+            return " ".join(_plain_texts(json.loads(self.arguments)))
+        except (ValueError, RecursionError):
+            return self.arguments
 
     def to_json(self) -> JSONObject:
         data: JSONObject = {"id": self.id, "name": self.name, "arguments": self.arguments}
@@ -116,3 +125,44 @@ class Message:
             name=data.get("name"),
             images=tuple(data.get("images", ())),
         )
+
+
+def _plain_texts(value: JSON) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _plain_texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _plain_texts(item)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
+
+
+def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages with tool results in the order of their calls, and named after the tools that were called.
+
+    A result belongs to the call with its id. Results without ids belong to the calls before them by their
+    position, if there are as many. Results that belong to no call stay as they are.
+    """
+    paired = list(messages)
+    names: dict[str | None, str] = {}
+    for index, message in enumerate(paired):
+        if message.role is Role.TOOL and message.tool_call_id in names:
+            paired[index] = replace(message, name=message.name or names[message.tool_call_id])
+        if not message.tool_calls:
+            continue
+        end = index + 1
+        while end < len(paired) and paired[end].role is Role.TOOL:
+            end += 1
+        calls, results = message.tool_calls, paired[index + 1 : end]
+        names |= {call.id: call.name for call in calls if call.id}
+        ids = [call.id for call in calls]
+        if len(results) == len(calls) and not any(result.tool_call_id for result in results):
+            paired[index + 1 : end] = [
+                replace(result, tool_call_id=call.id or None, name=result.name or call.name)
+                for result, call in zip(results, calls, strict=True)
+            ]
+        elif all(result.tool_call_id in ids for result in results):
+            paired[index + 1 : end] = sorted(results, key=lambda result: ids.index(result.tool_call_id or ""))
+    return tuple(paired)

@@ -48,6 +48,17 @@ _LARGEST_NAME = 200
 _MOST_LABELS = 32
 
 
+STRENGTHS = 3
+"""Of a preference: 1 slightly, 2 clearly, 3 much better."""
+PLAIN_STRENGTH = 2
+"""Of a preference whose strength is not stated."""
+
+
+def preference_value(sign: float, strength: int = PLAIN_STRENGTH) -> float:
+    """The value of a PAIR rating, the same at every door: command line, HTTP, web, chat."""
+    return sign * strength / STRENGTHS
+
+
 @dataclass(frozen=True, slots=True)
 class Rating:
     """A verdict. Append-only; `replaces` withdraws an earlier one."""

@@ -21,6 +21,7 @@ from hermes.core import (
     Trajectory,
     Usage,
 )
+from hermes.core.message import pair_results
 from hermes.store import Reader, Record
 
 IMPORTED = "imported"
@@ -52,17 +53,24 @@ class Example:
         return self.trajectory.messages
 
     @property
+    def prompt(self) -> str:
+        """The first user message."""
+        return next((message.content for message in self.messages if message.role is Role.USER), "")
+
+    @property
     def task(self) -> str:
-        """Equal for attempts at the same task: the task's id, else the first user message."""
+        """Equal for attempts at the same task."""
         header = self.trajectory.header
-        if header.task_id is not None:
-            return f"task:{header.run_id or ''}:{header.task_id}"
-        prompt = next((message.content for message in self.messages if message.role is Role.USER), "")
-        return f"text:{prompt}"
+        return task_key(header.run_id, header.task_id, self.prompt)
 
 
 class UnfitError(ValueError):
     """An example that a format cannot hold; the message is the reason, counted in the report."""
+
+
+def task_key(run_id: str | None, task_id: str | None, prompt: str) -> str:
+    """The task's id within its run, else the first user message."""
+    return f"text:{prompt}" if task_id is None else f"task:{run_id or ''}:{task_id}"
 
 
 def load(reader: Reader, trajectory: Trajectory) -> Example:
@@ -86,8 +94,9 @@ def build(
     """An example from messages alone, for readers of foreign formats.
 
     Assistant messages become model calls with nothing but the model's name, unless `calls` has the call at
-    the message's index.
+    the message's index. Tool results are put in the order of their calls.
     """
+    messages = pair_results(messages)
     by_index = calls or {}
     steps = tuple(
         _step(index, message, header, by_index.get(index)) for index, message in enumerate(messages)

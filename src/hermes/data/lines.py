@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hermes.core import JSONObject, canonical_json
+from hermes.core import JSONObject, ordered_json
 from hermes.errors import MissingDependencyError, UsageError
 
 MAX_LINE_BYTES = 256 << 20
@@ -57,7 +57,7 @@ def encode_row(row: JSONObject) -> EncodedRow:
 
 def exact_line(row: JSONObject) -> str:
     """The row as one line of JSON that loses nothing; lone surrogates become escapes."""
-    text = canonical_json(row)
+    text = ordered_json(row)
     return text if text.isascii() else text.translate(_LINE_ENDS)
 
 

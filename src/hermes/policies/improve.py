@@ -129,7 +129,7 @@ def improve(
     error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
     comparisons = held_out_comparisons(rows, method, settings.seed)
     _check_decidable(comparisons, error_rate)
-    progress(reason)
+    progress(f"{reason}; {rows.groups}")
     policy_id = new_policy_id()
     folder = ensure_dir(registry.folder / policy_id)
     with _engine(config, settings, folder, progress) as (processes, url):

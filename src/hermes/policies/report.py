@@ -85,7 +85,7 @@ def _blocks(facts: ImprovementFacts) -> list[Block]:
         ),
         Block(
             "What was learned",
-            (f"Method: {facts.reason}",),
+            (f"Method: {facts.reason}", f"Split: {rows.groups}; a group is trained on, or held out."),
             (
                 ("", "to train on", "held out"),
                 ("pairs", str(len(rows.pairs)), str(len(rows.held_out_pairs))),

@@ -1,5 +1,6 @@
 """What an improvement learns from and what it is judged by: rows of ratings, split by task.
 
+Tasks that ask the same, in whichever run, are one task here (data/export/split.py): trained on, or held out.
 Held-out comparisons decide about a promotion, so they must be independent of each other: one for each task. A
 pair is one by itself. Where there are only single verdicts, a good answer of a task meets a bad one of the
 same task, or of another task if it has none.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hermes.core import JSONObject, Message
-from hermes.data.export.split import Side, side_of
+from hermes.data.export.split import NO_GROUPS, Side, TaskGroups, side_of, store_groups
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.data.preference.rows import RatedSpan, read_rows
 from hermes.errors import UsageError
@@ -61,6 +62,8 @@ class ImprovementRows:
     left_out: Counter[str] = field(default_factory=Counter)
     ratings: tuple[str, ...] = ()
     """The events behind the rows to train on."""
+    groups: TaskGroups = NO_GROUPS
+    """All tasks of the store; a group is trained on or held out as a whole."""
 
     @property
     def good(self) -> int:
@@ -73,9 +76,10 @@ class ImprovementRows:
 
 def gather_rows(reader: Reader, since_ms: int, eval_share: float) -> ImprovementRows:
     """Rows with at least one rating that is newer than `since_ms`."""
-    rows = read_rows(reader, origins=_ORIGINS)
+    groups = store_groups(reader)
+    rows = read_rows(reader, origins=_ORIGINS, groups=groups)
     fresh = {rating.id for rating in reader.all_ratings() if rating.created_at_ms > since_ms}
-    split = ImprovementRows(left_out=rows.left_out)
+    split = ImprovementRows(left_out=rows.left_out, groups=groups)
     used: set[str] = set()
     for pair in rows.pairs:
         if fresh.isdisjoint(pair.ratings):

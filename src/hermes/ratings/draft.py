@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hermes.core import JSONObject, RaterSource, Rating, RatingKind, new_id
+from hermes.core.rating import PLAIN_STRENGTH, STRENGTHS, preference_value
 from hermes.errors import UsageError
 
 _PAIR = {"a": 1.0, "b": -1.0, "tie": 0.0}
 _THUMB = {"good": 1.0, "bad": -1.0}
 _STEP = {"good": 1.0, "neutral": 0.0, "bad": -1.0}
-_STRENGTHS = 3
 VERDICTS = "good, bad, 1 to 5; of two: a, b, tie, both_bad; of a step: good, neutral, bad, first_bad"
 
 
@@ -30,7 +30,7 @@ class RatingDraft:
     per_step: bool = False
     """Whether the verdict is on the step alone and not on the turn that it belongs to."""
     strength: int | None = None
-    """Of a or b: 1 slightly, 2 clearly, 3 much better; None: not stated, which counts as 3."""
+    """Of a or b: 1 slightly, 2 clearly, 3 much better; None: not stated, which counts as 2."""
     comment: str | None = None
     labels: tuple[str, ...] = ()
     elapsed_ms: float | None = None
@@ -108,12 +108,12 @@ class RatingDraft:
             return RatingKind.BOTH_BAD, -1.0
         if verdict not in _PAIR:
             raise UsageError(f"'{self.verdict}' is no verdict on two trajectories", f"one of: {VERDICTS}")
-        strength = _STRENGTHS if self.strength is None else self.strength
-        if not 1 <= strength <= _STRENGTHS:
+        strength = PLAIN_STRENGTH if self.strength is None else self.strength
+        if not 1 <= strength <= STRENGTHS:
             raise UsageError(
                 f"a strength of {strength} does not exist", "1 slightly, 2 clearly, 3 much better"
             )
-        return RatingKind.PAIR, _PAIR[verdict] * strength / _STRENGTHS
+        return RatingKind.PAIR, preference_value(_PAIR[verdict], strength)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 import zlib
@@ -132,15 +133,31 @@ def decode_tokens(row: sqlite3.Row) -> TokenTrace | None:
 def search_text(message: Message) -> str:
     """The text of a message that full-text search indexes: content, thinking, calls and results."""
     parts = [message.content, message.reasoning or ""]
-    parts += [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    parts += [f"{call.name} {call.argument_text}" for call in message.tool_calls]
     return "\n".join(part for part in parts if part)
+
+
+_UNSPACED = re.compile(
+    "([\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Tibetan, Burmese, Khmer
+    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"  # Han
+)
 
 
 def index_text(body: str) -> str:
     """A stored message as the full-text index takes it."""
-    return storable(search_text(Message.from_json(json.loads(body))))
+    return storable(separate(search_text(Message.from_json(json.loads(body)))))
 
 
 def storable(text: str) -> str:
     """The text as SQLite can store it, which is UTF-8: a lone surrogate has no such form and is replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def separate(text: str) -> str:
+    """The text with a space around each character of a script that does not separate words.
+
+    Every such character is then a word of its own for the index, for queries and for curation, so that a word
+    of two characters is found as well; SQLite's trigrams begin at three.
+    """
+    return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)

@@ -9,10 +9,12 @@ are never edited: a change of schema is a new step at the end.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from hermes.errors import StoreError
 from hermes.store import facts, metrics
+from hermes.store.encode import index_text
 from hermes.store.rating import events
 
 _FOUNDATION = """
@@ -140,7 +142,18 @@ CREATE INDEX steps_by_tools ON steps (tools) WHERE tools IS NOT NULL;
 CREATE INDEX contexts_by_message ON contexts (message);
 """
 
-STEPS: tuple[str, ...] = (_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA, _REFERENCES)
+
+def _index_characters(connection: sqlite3.Connection) -> None:
+    """Scripts without spaces were indexed as long words, and arguments of calls with their escapes."""
+    connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
+    connection.create_function("index_text", 1, index_text, deterministic=True)
+    connection.execute("INSERT INTO message_search (rowid, text) SELECT id, index_text(body) FROM messages")
+
+
+STEPS: tuple[str | Callable[[sqlite3.Connection], None], ...] = (
+    *(_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA, _REFERENCES),
+    _index_characters,
+)
 
 
 def version(connection: sqlite3.Connection) -> int:
@@ -162,6 +175,9 @@ def migrate(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         for step in STEPS[current:]:
+            if callable(step):
+                step(connection)
+                continue
             for statement in _statements(step):
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {len(STEPS)}")

@@ -23,7 +23,7 @@ from hermes.store.rating.attempts import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
-from hermes.store.summary import SUMMARY, SearchHit, Summary, decode_summary, snippet
+from hermes.store.summary import SUMMARY, SearchHit, Summary, TaskPrompt, decode_summary, snippet
 from hermes.store.upkeep.delete import derived_ids
 from hermes.store.writer import Writer
 
@@ -162,6 +162,16 @@ class Reader:
             "SELECT t.id, t.owner FROM unfinished u JOIN trajectories t ON t.seq = u.trajectory"
         )
         return frozenset(row["id"] for row in rows if owner.is_alive(row["owner"]))
+
+    def task_prompts(self) -> Iterator[TaskPrompt]:
+        """The task and the first user message of every trajectory, oldest first."""
+        rows = self._db.execute(
+            "SELECT t.run_id, t.task_id, (SELECT m.body FROM steps s JOIN messages m ON m.id = s.message"
+            " WHERE s.trajectory = t.seq AND NOT s.ephemeral AND m.role = 'user' ORDER BY s.idx LIMIT 1)"
+            " FROM trajectories t ORDER BY t.seq"
+        )
+        for run_id, task_id, body in rows:
+            yield TaskPrompt(run_id, task_id, json.loads(body)["content"] if body else "")
 
     def model_input(self, trajectory_id: str, step: Step) -> tuple[tuple[Message, ...], Sequence[JSONObject]]:
         """The messages and tool schemas that the call of a MODEL step saw, exactly."""

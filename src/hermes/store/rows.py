@@ -26,11 +26,12 @@ from hermes.core import (
     StopReason,
     canonical_json,
     content_hash,
+    ordered_json,
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
 from hermes.store import facts, metrics, owner
-from hermes.store.encode import pack_floats, pack_ints, search_text, storable
+from hermes.store.encode import pack_floats, pack_ints, search_text, separate, storable
 from hermes.store.query import TOTALS
 from hermes.store.rating import events, queues
 
@@ -274,7 +275,7 @@ class Rows:
         assert cursor.lastrowid is not None
         self._db.execute(
             "INSERT INTO message_search (rowid, text) VALUES (?, ?)",
-            (cursor.lastrowid, storable(self._redact(search_text(message)))),
+            (cursor.lastrowid, storable(separate(self._redact(search_text(message))))),
         )
         return _Stored(cursor.lastrowid, redacted)
 
@@ -313,7 +314,7 @@ class Rows:
         cached = self._tools.get(trajectory)
         if cached is not None and cached[0] is tools:
             return cached[1]
-        text = self._text(list(tools))
+        text = self._redact(ordered_json(list(tools)))  # the model reads the keys in this order
         digest = content_hash(text)
         row = self._db.execute("SELECT id FROM tool_schemas WHERE hash = ?", (digest,)).fetchone()
         if row is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hermes.core import Message, StopReason, Usage
 from hermes.store import owner
@@ -49,6 +50,15 @@ class SearchHit:
     role: str
     snippet: str
     created_at_ms: int
+
+
+class TaskPrompt(NamedTuple):
+    """The task of a trajectory."""
+
+    run_id: str | None
+    task_id: str | None
+    prompt: str
+    """Its first user message; empty if it has none."""
 
 
 SUMMARY = f"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,31 @@ def test_a_folded_output_keeps_what_later_turns_use(counter: Counter) -> None:
     text = json.loads(done.line)["conversations"][3]["value"]
     assert "src/part_1.py" in text and "id17x" in text and "ValueError: number 0000 is wrong" in text
     assert '"folded"' in text and "nothing of interest" not in text
+
+
+def test_an_output_is_cut_to_the_room_there_is_with_its_head_and_tail(counter: Counter) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(5):
+        call = ToolCall("call_big", "read_file", "{}")
+        text = "\n".join(f"line {n} {draw.random()}" for n in range(draw.randint(800, 2000)))
+        messages = [Message.user("Read."), Message.assistant(tool_calls=(call,)), Message.tool(call, text)]
+        messages += [Message.assistant("Done."), *made.session(exchanges=draw.randint(0, 3), lines=5)[1:]]
+        size = folded(messages, counter, 10**6).original_tokens
+        target = draw.randint(size // 4, size - 100)
+        done = folded(messages, counter, target)
+        assert 0.9 * target <= done.tokens <= target
+        assert [fold.message for fold in done.folds] == [2]
+        cut = done.messages[2]
+        assert cut is not None
+        state = json.loads(cut.content)
+        assert text.startswith(state["head"]) and text.endswith(state["tail"])
+        lower = fold(read_record([*messages[:2], cut, *messages[3:]], ()), FoldSettings(target // 2), counter)
+        assert lower.tokens <= target // 2
+        again = json.loads(lower.messages[2].content)  # type: ignore[union-attr]
+        assert state["head"].startswith(again.get("head", ""))
+        assert state["tail"].endswith(again.get("tail", ""))
 
 
 def test_a_state_is_a_valid_result_of_the_same_call(counter: Counter) -> None:

@@ -141,7 +141,7 @@ def check_finetune(example: Example) -> None:
     assert set(row) <= {"messages", "tools", "parallel_tool_calls"}
     for message in row["messages"]:
         assert set(message) <= {"role", "content", "tool_calls", "tool_call_id", "weight"}
-    kept = [replace(message, reasoning=None, name=None) for message in example.messages]
+    kept = [replace(message, reasoning=None) for message in example.messages]
     assert list(back(form, row).messages) == kept
 
 

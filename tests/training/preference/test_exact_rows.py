@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from hermes.core import JSONObject, Message, Role
+from hermes.core.message import pair_results
 from hermes.data.export.select import EVERYTHING
 from hermes.envs.tokenise import load_tokenizer
 from hermes.models.base import ChatRequest
@@ -24,7 +25,6 @@ from hermes.models.render.chat import ChatRenderer
 from hermes.models.render.prompting import assistant_text
 from hermes.models.render.template import encode
 from hermes.store import Reader, Writer
-from hermes.training.data.sft_examples import with_tool_names
 from hermes.training.preference.examples import (
     RenderedCompletion,
     consistent_pairs,
@@ -62,13 +62,13 @@ def check_completion(
     )
     expected = encode(
         renderer.tokenizer,
-        renderer.render(ChatRequest(tuple(with_tool_names(prompt)), tuple(tools)), {}),
+        renderer.render(ChatRequest(tuple(pair_results(prompt)), tuple(tools)), {}),
     )
     assert list(context.tokens[: rendered.prompt_tokens]) == list(expected)
 
 
 def rating_text(messages: Sequence[Message], tools: Sequence[JSONObject], renderer: ChatRenderer) -> str:
-    turns = (*with_tool_names(messages), Message.user(READOUT.question))
+    turns = (*pair_results(messages), Message.user(READOUT.question))
     return renderer.render(ChatRequest(turns, tuple(tools)), {}).text
 
 

@@ -374,6 +374,8 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
 
     for file in report.facts["files"]:
         click.echo(f"{file['rows']} rows written to {plan.output.with_name(file['name'])}")
+    if report.groups is not None:
+        click.echo(f"  split: {report.groups}")
     for reason, count in sorted(report.left_out.items()):
         click.echo(f"  left out: {count} ({printable(reason)})")
     for rule, count in report.facts["redaction"]["hits"].items():

@@ -1,8 +1,9 @@
 """Contamination: a conversation that contains a stretch of an evaluation set's text.
 
 A stretch is 13 words in a row (a whole item, if it is shorter, down to 5 words), in any message: of the
-user, the model or a tool. Items of fewer words are too common to mean anything; they are counted, not
-compared. Rewordings and translations are not found.
+user, the model or a tool, and in the arguments of calls. Where a script does not separate words, a character
+is one. Items of fewer words are too common to mean anything; they are counted, not compared. Rewordings and
+translations are not found.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Contamination:
 
     def remove(self, example: Example) -> str | None:
         for message in example.messages:
-            for text in (message.content, message.reasoning or ""):
+            arguments = (call.argument_text for call in message.tool_calls)
+            for text in (message.content, message.reasoning or "", *arguments):
                 line = self._matching_line(words(text))
                 if line is not None:
                     return f"contains line {line} of {self.against.source}"

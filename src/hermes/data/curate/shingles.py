@@ -6,15 +6,14 @@ import re
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from hermes.store.encode import separate
+
 _WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> list[str]:
     """Lower-cased words; characters where the script does not separate words."""
-    tokens = _WORD.findall(text.lower())
-    if tokens and sum(map(len, tokens)) / len(tokens) > 20:
-        return list("".join(tokens))
-    return tokens
+    return _WORD.findall(separate(text.lower()))
 
 
 def hash_words(sequence: list[str]) -> int:

@@ -21,7 +21,7 @@ from hermes.data.example import UnfitError, load
 from hermes.data.export import manifest
 from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
 from hermes.data.export.sink import RowSink, WrittenFile, check_target, encode, open_sink
-from hermes.data.export.split import Side, side_of
+from hermes.data.export.split import NO_GROUPS, Side, TaskGroups, side_of, store_groups
 from hermes.data.formats import sharegpt
 from hermes.data.formats.base import Format, ToolCallStyle, Unit
 from hermes.data.lines import encode_row
@@ -61,6 +61,8 @@ class ExportReport:
     """Data files, then the manifest, then the list of what was left out, if any was."""
     facts: JSONObject = field(default_factory=dict)
     """As in the manifest."""
+    groups: TaskGroups | None = None
+    """By which the rows were split; None: they were not."""
 
 
 class _Row(NamedTuple):
@@ -73,23 +75,26 @@ def export(reader: Reader, plan: ExportPlan, redactor: Redactor = _NO_SECRETS) -
     check_target(plan.output, plan.form)
     left_out = LeftOut()
     scrubber = Scrubber(redactor, plan.level)
+    groups = NO_GROUPS if plan.eval_share is None else store_groups(reader)
     with ExitStack() as stack:
         sinks = {side: stack.enter_context(open_sink(path, plan.form)) for side, path in _targets(plan)}
-        for row, side in _rows(reader, plan, left_out, scrubber):
+        for row, side in _rows(reader, plan, left_out, scrubber, groups):
             (sinks.get(side) or sinks[Side.TRAIN]).add(encode(row, plan.form))
     written = [(side, _written_file(sink)) for side, sink in sinks.items()]
-    facts = _facts(reader, plan, written, left_out, scrubber)
+    facts = _facts(reader, plan, written, left_out, scrubber, groups)
     paths = [file.path for _, file in written]
     paths += _write_beside(plan.output, facts, left_out)
-    return ExportReport(sum(file.rows for _, file in written), left_out.reasons, tuple(paths), facts)
+    rows = sum(file.rows for _, file in written)
+    split_by = None if plan.eval_share is None else groups
+    return ExportReport(rows, left_out.reasons, tuple(paths), facts, split_by)
 
 
 def preview(
     reader: Reader, plan: ExportPlan, limit: int, redactor: Redactor = _NO_SECRETS
 ) -> tuple[list[JSONObject], Counter[str]]:
     """The first rows of an export, and what was left out on the way to them; nothing is written."""
-    left_out = LeftOut()
-    rows = [row for row, _ in islice(_rows(reader, plan, left_out, Scrubber(redactor, plan.level)), limit)]
+    left_out, scrubber = LeftOut(), Scrubber(redactor, plan.level)
+    rows = [row for row, _ in islice(_rows(reader, plan, left_out, scrubber, NO_GROUPS), limit)]
     return rows, left_out.reasons
 
 
@@ -110,12 +115,16 @@ def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> Non
         file.write(encode_row(row).line + "\n")
 
 
-def _rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _rows(
+    reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber, groups: TaskGroups
+) -> Iterator[_Row]:
     make = _pair_rows if plan.form.unit is Unit.PAIR else _example_rows
-    return make(reader, plan, left_out, scrubber)
+    return make(reader, plan, left_out, scrubber, groups)
 
 
-def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _example_rows(
+    reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber, groups: TaskGroups
+) -> Iterator[_Row]:
     whole = plan.form.whole
     for example in select(reader, plan.selection, left_out, whole=whole):
         try:
@@ -124,11 +133,13 @@ def _example_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber:
         except UnfitError as error:
             left_out.add(example.id, plan.form.name, str(error))
             continue
-        side = side_of(example.task, plan.eval_share or 0.0)
+        side = side_of(groups.key(example.task), plan.eval_share or 0.0)
         yield from (_Row(scrubber.record(row) if whole else row, side) for row in rows)
 
 
-def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber) -> Iterator[_Row]:
+def _pair_rows(
+    reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Scrubber, groups: TaskGroups
+) -> Iterator[_Row]:
     """Reads the verdicts on all trajectories first, then the trajectories of each pair."""
     source = RowSource(
         reader,
@@ -138,6 +149,7 @@ def _pair_rows(reader: Reader, plan: ExportPlan, left_out: LeftOut, scrubber: Sc
         as_seen=False,
         clean=scrubber.example,
         left_out=left_out,
+        groups=groups,
         rule=plan.form.name,
     )
     for pair in source.pairs():
@@ -168,6 +180,7 @@ def _facts(
     written: Sequence[tuple[Side, WrittenFile]],
     left_out: LeftOut,
     scrubber: Scrubber,
+    groups: TaskGroups,
 ) -> JSONObject:
     form, selection, report = plan.form, plan.selection, scrubber.report
     facts: JSONObject = {
@@ -191,7 +204,7 @@ def _facts(
         "loses": list(form.loses),
     }
     if plan.eval_share is not None:
-        facts["split"] = {"eval_share": plan.eval_share, "by": "hash of the task"}
+        facts["split"] = {"eval_share": plan.eval_share, "by": "hash of the task's group", **groups.facts()}
     if form.unit is Unit.PAIR:
         facts["pairs"] = {"origins": [o.value for o in plan.origins], "min_margin": plan.min_margin}
     return facts

@@ -4,13 +4,15 @@
 (also malformed ones, with why), results by call id, images. It does not hold how the model was called
 (sampling, tokens, timing, raw replies).
 
-`openai-finetune` has only what the upload accepts: no thinking, no images, no call without a result, and an
-assistant's turn at the end. Turns that were copied from an earlier trajectory have weight 0.
+`openai-finetune` has only what the upload accepts: no thinking, no images, no call without a result, tool
+names of letters, digits, `_` and `-`, an assistant's turn at the end. Turns that were copied from an earlier
+trajectory have weight 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from hermes.core import JSONObject, Message, Role, StepKind, ToolCall
 from hermes.data.example import Example, UnfitError, build
@@ -27,6 +29,7 @@ _KEEPS = (
     "images, tool schemas",
     KEPT,
 )
+_ACCEPTED_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CALL_DETAIL = "sampling, usage, token ids, logprobs, timing, raw replies"
 
 
@@ -64,8 +67,19 @@ def write_finetune(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
     strict = [strict_message(message, copied=index in copied) for index, message in enumerate(messages)]
     row: JSONObject = {"messages": strict}
     if example.tools:
-        row |= {"tools": to_tools(example.tools), "parallel_tool_calls": True}
+        row |= {"tools": strict_tools(example.tools), "parallel_tool_calls": True}
     yield row
+
+
+def strict_tools(tools: Sequence[JSONObject]) -> list[JSONObject]:
+    for tool in tools:
+        _check_name(tool["name"])
+    return to_tools(tools)
+
+
+def _check_name(name: str) -> None:
+    if not _ACCEPTED_NAME.fullmatch(name):
+        raise UnfitError(f"OpenAI accepts no tool of the name '{name[:80]}'")
 
 
 def strict_message(message: Message, *, copied: bool = False) -> JSONObject:
@@ -84,6 +98,7 @@ def strict_message(message: Message, *, copied: bool = False) -> JSONObject:
 
 def _strict_call(call: ToolCall) -> JSONObject:
     arguments_object(call)
+    _check_name(call.name)
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -117,5 +132,5 @@ FINETUNE = Format(
     write=write_finetune,
     read=read,
     keeps=("role, content, calls with argument text, results by call id", "tool schemas"),
-    loses=("thinking, tool names of results, every fact about the trajectory", _CALL_DETAIL),
+    loses=("thinking, every fact about the trajectory", _CALL_DETAIL),
 )

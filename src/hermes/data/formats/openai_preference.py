@@ -11,15 +11,14 @@ from collections.abc import Iterator, Sequence
 from hermes.core import JSONObject, Message
 from hermes.data.example import UnfitError
 from hermes.data.formats.base import Column, Format, ToolCallStyle, Unit
-from hermes.data.formats.messages import strict_message
-from hermes.data.formats.turns import to_tools
+from hermes.data.formats.messages import strict_message, strict_tools
 from hermes.data.preference.pairs import PreferencePair
 
 
 def write(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
     prompt: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
     if pair.tools:
-        prompt |= {"tools": to_tools(pair.tools), "parallel_tool_calls": True}
+        prompt |= {"tools": strict_tools(pair.tools), "parallel_tool_calls": True}
     yield {
         "input": prompt,
         "preferred_output": _single_message(pair.chosen),

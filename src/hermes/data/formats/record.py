@@ -31,7 +31,7 @@ from hermes.core import (
     TokenTrace,
     ToolResult,
     Trajectory,
-    canonical_json,
+    ordered_json,
 )
 from hermes.data.example import Example
 from hermes.data.formats.base import BadRowError, Column, Format, ToolCallStyle, field
@@ -130,7 +130,7 @@ class _UniqueValues:
         self._indices: dict[str, int] = {}
 
     def index_of(self, value: JSON) -> int:
-        key = canonical_json(value)
+        key = ordered_json(value)
         if key not in self._indices:
             self._indices[key] = len(self.values)
             self.values.append(value)

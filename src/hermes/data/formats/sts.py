@@ -58,15 +58,10 @@ def read(row: JSONObject) -> Example:
     written = field(row, "messages", list)
     if not written:
         raise BadRowError("'messages' is empty")
-    messages: list[Message] = []
-    names: dict[str, str] = {}
-    for index, item in enumerate(written):
-        message = _read_message(item, index, names)
-        names |= {call.id: call.name for call in message.tool_calls}
-        messages.append(message)
+    messages = tuple(_read_message(item, index) for index, item in enumerate(written))
     tools = from_tools(row.get("tools"))
     header = header_from(row, tuple(tool["name"] for tool in tools), row)
-    return build(header, tuple(messages), tools=tools)
+    return build(header, messages, tools=tools)
 
 
 def _message(message: Message, at_ms: int, model: str) -> JSONObject:
@@ -87,20 +82,18 @@ def _message(message: Message, at_ms: int, model: str) -> JSONObject:
     return data
 
 
-def _read_message(item: JSON, index: int, names: dict[str, str]) -> Message:
+def _read_message(item: JSON, index: int) -> Message:
     if not isinstance(item, dict):
         raise BadRowError(f"message {index} is not an object")
     role = item.get("role")
     if role not in set(Role):
         raise BadRowError(f"message {index} has the unknown role {json.dumps(role)}")
-    call_id = item.get("toolCallId") or None
     return Message(
         Role(role),
         item.get("content") or "",
         item.get("reasoningContent"),
         tuple(_read_call(call, index) for call in item.get("toolCalls") or ()),
-        call_id,
-        names.get(call_id) if call_id else None,
+        item.get("toolCallId") or None,
     )
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall
+from hermes.core.message import pair_results
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import BadRowError, ToolCallStyle, field
 from hermes.models.parsers import get_parser
@@ -55,7 +56,7 @@ def to_message(message: Message) -> JSONObject:
 def from_messages(value: JSON) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise BadRowError("'messages' is not a list with at least one message")
-    return tuple(_message(item, index) for index, item in enumerate(value))
+    return pair_results([_message(item, index) for index, item in enumerate(value)])
 
 
 def for_template(example: Example, calls: ToolCallStyle) -> tuple[list[JSONObject], list[JSONObject] | None]:

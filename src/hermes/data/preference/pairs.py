@@ -9,16 +9,18 @@ task, and a second attempt at an answer that was not good enough. Ratings are of
 trajectories: two of them make a pair only if both answer the same context, and the pair is made of those
 answers. A choice that names steps is one between the turns of those steps; one that names none is between the
 turns in which the two part. Of several choices between the same answers the newest of each rater counts, and
-their mean decides. Within a task (for ratings: a context) each try is paired with the best one and with the
-worst one only, so that n tries give at most 2n pairs, not n².
+most of those who prefer one have to prefer the same one. How ratings compare two answers is in `verdicts`.
+Within a task (for ratings: answers to a context that comparisons connect) each try is paired with the best
+one and with the worst one only, so that n tries give at most 2n pairs, not n².
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 
 from hermes.core import (
     JSONObject,
@@ -36,9 +38,11 @@ from hermes.data.diff import message_content
 from hermes.data.example import Example, UnfitError
 from hermes.data.preference.verdicts import (
     RatedAnswer,
+    compare,
     context_of,
     counting,
     last_turn,
+    majority,
     rated_answers,
     rated_step,
     rated_turn,
@@ -95,9 +99,9 @@ class PairCandidate:
     """Of its last turn, which is the one that a retry does again."""
     last_start: int | None
 
-    def score(self, context: str | None) -> float | None:
-        """The verdict on its answer to this context."""
-        return next((answer.score for answer in self.answers if answer.context == context), None)
+    def answer(self, context: str | None) -> RatedAnswer | None:
+        """Its rated answer to this context."""
+        return next((answer for answer in self.answers if answer.context == context), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +248,14 @@ def _choices(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     for (first, second, start), events in groups.items():
         ratings = counting(sorted(events.values(), key=lambda r: (r.created_at_ms, r.id)))
         values = [_preference(rating, first) for rating in ratings]
-        mean = sum(values) / len(values)
-        better, worse = (first, second) if mean >= 0 else (second, first)
-        problem = None
+        margin, problem = majority(values)
+        better, worse = (first, second) if margin >= 0 else (second, first)
         if any(len(starts[rating.id]) > 1 for rating in ratings):
             problem = "the two answers are not at the same place of one conversation"
-        elif mean == 0 and any(values):
-            problem = "the raters contradict each other"
-        elif mean == 0 and any(rating.kind is RatingKind.BOTH_BAD for rating in ratings):
+        elif not any(values) and any(rating.kind is RatingKind.BOTH_BAD for rating in ratings):
             problem = "both are bad"
         ids = tuple(rating.id for rating in ratings)
-        yield Claim(better, worse, PreferenceSource.CHOICE, abs(mean), start, ids, problem)
+        yield Claim(better, worse, PreferenceSource.CHOICE, abs(margin), start, ids, problem)
 
 
 def _preference(rating: Rating, first: str) -> float:
@@ -266,15 +267,54 @@ def _preference(rating: Rating, first: str) -> float:
 
 def _ratings(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
     """Between answers to one context."""
-    contexts: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
-    events: dict[tuple[str, int], tuple[str, ...]] = {}
+    contexts: dict[tuple[str, int], dict[str, RatedAnswer]] = defaultdict(dict)
     for trajectory in candidates.values():
-        for verdict in trajectory.answers:
-            contexts[verdict.context, verdict.start].append((verdict.score, trajectory.id))
-            events[trajectory.id, verdict.start] = tuple(rating.id for rating in verdict.ratings)
-    for (_, start), scores in contexts.items():
-        for claim in _ranked_claims(scores, PreferenceSource.RATING, start):
-            yield replace(claim, ratings=events[claim.better, start] + events[claim.worse, start])
+        for answer in trajectory.answers:
+            contexts[answer.context, answer.start][trajectory.id] = answer
+    for answers in contexts.values():
+        yield from _compared_claims(answers)
+
+
+def _compared_claims(answers: Mapping[str, RatedAnswer]) -> Iterator[Claim]:
+    """Every answer against the best and the worst of those that comparisons connect it with.
+
+    An answer that is compared with nothing gives one claim, with the reason.
+    """
+    claims = [_rating_claim(*two) for two in combinations(sorted(answers.items()), 2)]
+    decided = [claim for claim in claims if claim.problem is None]
+    surplus: Counter[str] = Counter()
+    for claim in decided:
+        surplus.update({claim.better: claim.margin > 0, claim.worse: -(claim.margin > 0)})
+    extremes: set[str] = set()
+    for group in _connected(decided):
+        ranked = sorted(group, key=lambda trajectory_id: (-surplus[trajectory_id], trajectory_id))
+        extremes |= {ranked[0], ranked[-1]}
+    compared = {side for claim in decided for side in (claim.better, claim.worse)}
+    for claim in claims:
+        sides = {claim.better, claim.worse}
+        if claim.problem is None and not sides.isdisjoint(extremes):
+            yield claim
+        elif claim.problem is not None and not sides <= compared:
+            compared |= sides
+            yield claim
+
+
+def _rating_claim(first: tuple[str, RatedAnswer], second: tuple[str, RatedAnswer]) -> Claim:
+    margin, problem = compare(first[1], second[1])
+    (better, left), (worse, right) = (first, second) if margin >= 0 else (second, first)
+    ids = tuple(rating.id for rating in (*left.ratings, *right.ratings))
+    return Claim(better, worse, PreferenceSource.RATING, abs(margin), left.start, ids, problem)
+
+
+def _connected(claims: Sequence[Claim]) -> list[set[str]]:
+    """The trajectories that claims connect, directly or over others."""
+    groups: dict[str, set[str]] = {}
+    for claim in claims:
+        left, right = groups.get(claim.better, {claim.better}), groups.get(claim.worse, {claim.worse})
+        if left is not right:
+            joined = left | right
+            groups |= dict.fromkeys(joined, joined)
+    return list({id(group): group for group in groups.values()}.values())
 
 
 def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
@@ -287,16 +327,14 @@ def _rewards(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
         yield from _ranked_claims(scores, PreferenceSource.REWARD)
 
 
-def _ranked_claims(
-    scores: Sequence[tuple[float, str]], origin: PreferenceSource, start: int | None = None
-) -> Iterator[Claim]:
+def _ranked_claims(scores: Sequence[tuple[float, str]], origin: PreferenceSource) -> Iterator[Claim]:
     """The best against every other, and every other against the worst."""
     ranked = sorted(scores, key=lambda item: (-item[0], item[1]))
     (best, best_id), (worst, worst_id) = ranked[0], ranked[-1]
     for value, trajectory_id in ranked[1:]:
-        yield Claim(best_id, trajectory_id, origin, best - value, start)
+        yield Claim(best_id, trajectory_id, origin, best - value)
     for value, trajectory_id in ranked[1:-1]:
-        yield Claim(trajectory_id, worst_id, origin, value - worst, start)
+        yield Claim(trajectory_id, worst_id, origin, value - worst)
 
 
 def _retries(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
@@ -313,12 +351,13 @@ def _retries(candidates: Mapping[str, PairCandidate]) -> Iterator[Claim]:
 
 def _improved(first: PairCandidate, second: PairCandidate) -> bool:
     """By the verdicts on the answer that was tried again; later turns of the second try do not count."""
-    before, after = first.score(first.last_context), second.score(first.last_context)
-    for old, new in ((before, after), (first.reward, second.reward)):
-        if old is not None and new is not None:
-            return new > old
-    bad_again = after is not None and after <= 2
-    liked_first = before is not None and before >= 4
+    before, after = first.answer(first.last_context), second.answer(first.last_context)
+    if before is not None and after is not None:
+        return compare(after, before).margin > 0
+    if first.reward is not None and second.reward is not None:
+        return second.reward > first.reward
+    bad_again = after is not None and after.score <= 2
+    liked_first = before is not None and before.score >= 4
     return not bad_again and not liked_first
 
 

@@ -20,6 +20,7 @@ from hermes.core import JSONObject, Message, RaterSource, StepKind
 from hermes.data.diff import message_content
 from hermes.data.example import Example, UnfitError, load
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
+from hermes.data.export.split import NO_GROUPS, TaskGroups
 from hermes.data.preference.pairs import (
     Claim,
     PairCandidate,
@@ -98,6 +99,8 @@ class RowSource:
     clean: Clean = lambda example: example
     """Applied to an example before its messages are used: redaction."""
     left_out: LeftOut = field(default_factory=LeftOut)
+    groups: TaskGroups = NO_GROUPS
+    """Of tasks that belong on one side of a split: rows of a group have the same task."""
     rule: str = "preference"
     """Name of the format or consumer in the list of what was left out."""
 
@@ -134,7 +137,7 @@ class RowSource:
             return
         clean = self.clean(example)
         for verdict in verdicts:
-            yield self._span(clean, verdict, example.task)
+            yield self._span(clean, verdict, self.groups.key(example.task))
 
     def _span(self, example: Example, verdict: SpanVerdict, task: str) -> RatedSpan:
         context = self._context(example, verdict.start)
@@ -167,7 +170,7 @@ class RowSource:
 
     def _pair(self, better: Example, worse: Example, claim: Claim) -> PreferencePair:
         clean_better, clean_worse = self.clean(better), self.clean(worse)
-        pair = replace(make_pair(clean_better, clean_worse, claim), task=better.task)
+        pair = replace(make_pair(clean_better, clean_worse, claim), task=self.groups.key(better.task))
         if not self.as_seen:
             return pair
         start = len(pair.prompt)
@@ -197,9 +200,10 @@ def read_rows(
     min_margin: float = 0.0,
     as_seen: bool = True,
     sources: Collection[RaterSource] | None = None,
+    groups: TaskGroups = NO_GROUPS,
 ) -> PreferenceRows:
     """All pairs and rated spans of the selection."""
-    return RowSource(reader, selection, origins, min_margin, as_seen, sources).rows()
+    return RowSource(reader, selection, origins, min_margin, as_seen, sources, groups=groups).rows()
 
 
 def _equal(left: Sequence[Message], right: Sequence[Message]) -> bool:

@@ -5,14 +5,19 @@ is the turn of that step, without one the last turn. A verdict on a step is one 
 bad step' is bad for that message and good for the model's messages before it, and says nothing about later
 ones. 'Both bad' is bad for the turns of both trajectories.
 
-Of several verdicts on the same messages the newest of each rater counts, and the score is their mean. Where a
-person rated, rules and models do not count. Pure.
+Of several verdicts on the same messages the newest of each rater counts, and the score is their mean. They
+are good or bad if most raters find them so. Where a person rated, rules and models do not count.
+
+Two answers are compared by the raters of both, each by their own two scores: most of them have to prefer the
+same one. If nobody rated both, one is better if all its raters find it good, and all raters of the other find
+that one bad. Means over different raters are never compared: a rater's 3 can be another's 5. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hermes.core import (
     Message,
@@ -44,6 +49,50 @@ class RatedAnswer:
     """1 to 5; a thumb is 5 or 1."""
     ratings: tuple[Rating, ...] = ()
     """The events that the score is made of; none for an example from a file."""
+    scores: tuple[float, ...] = ()
+    """Of each event."""
+
+    @property
+    def by_rater(self) -> dict[tuple[str, str], float]:
+        """The score of each rater; of an example from a file that of its unknown one."""
+        raters = [(rating.source.value, rating.rater) for rating in self.ratings]
+        return dict(zip(raters, self.scores, strict=True)) or {("", ""): self.score}
+
+
+class AnswerComparison(NamedTuple):
+    """By how much the first of two answers is better."""
+
+    margin: float
+    """Negative: the second is better."""
+    problem: str | None = None
+    """Why the verdicts do not decide."""
+
+
+CONTRADICTION = "the raters contradict each other"
+_DISJOINT = "no rater rated both, and it is not good against bad"
+
+
+def compare(first: RatedAnswer, second: RatedAnswer) -> AnswerComparison:
+    """Two answers to the same context, by the rule above."""
+    left, right = first.by_rater, second.by_rater
+    differences = [left[rater] - right[rater] for rater in left if rater in right]
+    if differences:
+        return majority(differences)
+    for sign, better, worse in ((1, left, right), (-1, right, left)):
+        gap = min(better.values()) - max(worse.values())
+        if min(better.values()) > NEUTRAL > max(worse.values()):
+            return AnswerComparison(sign * gap)
+    return AnswerComparison(0.0, _DISJOINT)
+
+
+def majority(preferences: Sequence[float]) -> AnswerComparison:
+    """The mean of what raters said, positive for the first of two, if most of those who are not undecided
+    agree with its sign."""
+    mean = sum(preferences) / len(preferences)
+    surplus = sum((value > 0) - (value < 0) for value in preferences)
+    if mean * surplus > 0 or not any(preferences):
+        return AnswerComparison(mean)
+    return AnswerComparison(0.0, CONTRADICTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +109,14 @@ class SpanVerdict:
     """The step that was rated; None: a verdict on the whole trajectory."""
     ratings: tuple[Rating, ...]
     """The events that the score is made of."""
+    scores: tuple[float, ...]
+    """Of each event."""
 
     @property
     def desirable(self) -> bool | None:
         """None: neither good nor bad, or the raters contradict each other."""
-        return None if self.score == NEUTRAL else self.score > NEUTRAL
+        surplus = sum((score > NEUTRAL) - (score < NEUTRAL) for score in self.scores)
+        return None if surplus == 0 else surplus > 0
 
 
 def rated_spans(example: Example, sources: Collection[RaterSource] | None = None) -> tuple[SpanVerdict, ...]:
@@ -77,10 +129,11 @@ def rated_spans(example: Example, sources: Collection[RaterSource] | None = None
                 events.setdefault((start, stop), []).append((rating, score))
     spans = []
     for (start, stop), verdicts in sorted(events.items()):
-        scores = {rating.id: score for rating, score in verdicts}
+        score_of = {rating.id: score for rating, score in verdicts}
         ratings = counting([rating for rating, _ in verdicts])
-        mean = sum(scores[rating.id] for rating in ratings) / len(ratings)
-        spans.append(SpanVerdict(start, stop, mean, _step_index(example, ratings[-1], start, stop), ratings))
+        scores = tuple(score_of[rating.id] for rating in ratings)
+        step_index = _step_index(example, ratings[-1], start, stop)
+        spans.append(SpanVerdict(start, stop, sum(scores) / len(scores), step_index, ratings, scores))
     return tuple(spans)
 
 
@@ -97,7 +150,7 @@ def rated_answers(
     """The verdicts on whole turns, in the order of the conversation."""
     messages = example.messages
     answers = [
-        RatedAnswer(context_of(example, span.start), span.start, span.score, span.ratings)
+        RatedAnswer(context_of(example, span.start), span.start, span.score, span.ratings, span.scores)
         for span in rated_spans(example, sources)
         if span.stop == turn_end(messages, span.start)
         and span.start == turn_start(messages, span.start)

@@ -99,7 +99,7 @@ def to_openai(message: Message) -> JSONObject:
 def _tool_errors(steps: Sequence[Step]) -> Iterator[ToolError]:
     turn = 0
     calls: dict[str, ToolCall] = {}
-    for step in sorted(steps, key=lambda step: step.index):
+    for step in steps:
         if step.kind is StepKind.MODEL:
             turn += 1
             calls = {call.id: call for call in step.message.tool_calls}

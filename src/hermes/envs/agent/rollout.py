@@ -23,7 +23,6 @@ from hermes.core import (
     Reward,
     Sampling,
     Source,
-    Step,
     StopReason,
     Trajectory,
 )
@@ -161,7 +160,7 @@ async def finished_rollout(
             loop.prepare(message, ephemeral=message.role != "system")
         steps = [step async for step in loop.turn(Message.user(spec.prompt))]
         assert loop.outcome is not None
-        result = read_result(Trajectory(loop.recorder.header, _sort_steps(steps), loop.outcome))
+        result = read_result(Trajectory(loop.recorder.header, steps, loop.outcome))
         if result.outcome.infrastructure:
             raise RolloutFailedError(result.outcome, header.id)
         if result.outcome.stop_reason is StopReason.TIMEOUT:
@@ -179,11 +178,6 @@ async def _record(context: RolloutContext, rollout: ScoredRollout) -> None:
         detail[FORBIDDEN_PATHS] = [touch.to_json() for touch in rollout.forbidden[:_MAX_RECORDED]]
     row = Reward(trajectory_id, reward.value, context.name, detail, time.time_ns() // 1_000_000)
     await asyncio.wrap_future(context.writer.add_reward(row))
-
-
-def _sort_steps(steps: Sequence[Step]) -> list[Step]:
-    """In the order of their calls: results of parallel calls arrive as they finish."""
-    return sorted(steps, key=lambda step: step.index)
 
 
 def _as_infrastructure(error: RolloutFailedError) -> HermesError:

@@ -1,9 +1,9 @@
 """Rewards for mathematical answers: equal in value, whatever the notation (math-verify).
 
-Plain numbers are compared here; anything else is parsed and compared by math-verify in a worker that can be
-killed. A very long answer, or one with nested powers, is wrong without being evaluated, and so is one whose
-evaluation uses up the time or memory of its process. An expected answer that does not parse, or that cannot
-be compared with itself, is a failure of the grader.
+An answer that batches would accept (`batch.exact`) is right; any other is parsed and compared by math-verify
+in a worker that can be killed. A very long answer, or one with nested powers, is wrong without evaluation,
+and so is one whose evaluation uses up the time or memory of its process. An expected answer that does not
+parse, or that cannot be compared with itself, is a failure of the grader.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import re
 from typing import Any
 
+from hermes.batch.exact import last_box, matches
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.number import final_number, read_number
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
@@ -19,7 +20,6 @@ from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 
 _MAX_CHARS = 300
 _NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
-_BOXED = re.compile(r"\\boxed\s*\{")
 _MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
 
 
@@ -36,7 +36,9 @@ class MathGrader:
         candidate = final_answer(response)
         if not candidate.strip():
             return failed("the answer is empty")
-        if expected_number is not None and final_number(candidate) == expected_number:
+        if matches(response, expected) or (
+            expected_number is not None and final_number(candidate) == expected_number
+        ):
             return passed()
         if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):
             return failed("the answer is not in a form that can be compared")
@@ -55,22 +57,13 @@ class MathGrader:
 
 def final_answer(text: str) -> str:
     """The part of a response to grade: the last box, else the text after the last answer mark, else all."""
-    boxes = list(_BOXED.finditer(text))
-    if boxes:
-        return _braced(text[boxes[-1].end() :])
+    box = last_box(text)
+    if box is not None:
+        return box
     marks = list(_MARK.finditer(text))
     if marks:
         return text[marks[-1].end() :].strip()
     return text.strip()
-
-
-def _braced(text: str) -> str:
-    depth = 1
-    for index, char in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(char, 0)
-        if depth == 0:
-            return text[:index]
-    return text
 
 
 def preload() -> None:

@@ -10,16 +10,12 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from hermes.batch import exact
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 from hermes.envs.rewards.text import normalised
 
-_NUMBER = re.compile(
-    r"[-−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d{1,3}(?!\d))?(?:/\d+)?", re.ASCII
-)
 _MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
-_MAX_DIGITS = 400
-_MAX_EXPONENT = 300
 
 
 def final_number(text: str) -> Fraction | None:
@@ -47,23 +43,12 @@ def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardRe
 
 def read_number(text: str) -> Fraction | None:
     """The number that the whole text spells; None if it does not spell one."""
-    plain = normalised(text).replace("−", "-")
-    return _value(plain) if _NUMBER.fullmatch(plain) else None
+    return exact.read_number(normalised(text))
 
 
 def _numbers(text: str) -> list[Fraction]:
-    values = (_value(match.group()) for match in _NUMBER.finditer(normalised(text)))
+    values = (exact.read_number(match.group()) for match in exact.NUMBER.finditer(normalised(text)))
     return [number for number in values if number is not None]
-
-
-def _value(spelled: str) -> Fraction | None:
-    """None for a division by zero, too many digits, or too large an exponent."""
-    plain = spelled.replace(",", "").replace("−", "-")
-    number, _, divisor = plain.partition("/")
-    exponent = number.partition("e")[2]
-    if len(plain) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT or (divisor and not int(divisor)):
-        return None
-    return Fraction(number) / int(divisor or 1)
 
 
 def _abbreviated(number: Fraction) -> str:

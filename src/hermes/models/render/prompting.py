@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from hermes.core import JSON, JSONObject, Message, Role, canonical_json
+from hermes.core import JSON, JSONObject, Message, Role
 from hermes.models.parsers import ToolCallParser
 
 TEXT_TOOLS_PARSER = "hermes"
@@ -30,14 +30,12 @@ Write one such block for each call. The results come back inside <tool_response>
 
 
 def tool_system_text(tools: Sequence[JSONObject]) -> str:
-    """The system text that offers `tools`; the order of a schema's keys does not change it."""
+    """The system text that offers `tools`, the keys of their schemas in the order they have."""
     return _INSTRUCTIONS.format(tools="\n".join(map(_schema_line, tools)))
 
 
 def _schema_line(tool: JSONObject) -> str:
-    # Keys in one order: schemas come back from the store sorted, and must read as the model saw them.
-    ordered: JSONObject = json.loads(canonical_json(tool))
-    return json.dumps({"name": ordered.pop("name"), **ordered}, ensure_ascii=False)
+    return json.dumps({"name": tool["name"], **tool}, ensure_ascii=False)
 
 
 def tool_response_text(call_id: str, name: str, content: str) -> str:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.core import JSONObject, Message, Role, StepKind
+from hermes.core import JSONObject, Message, Role, StepKind, canonical_json, content_hash
+from hermes.core.message import pair_results
 from hermes.data.example import Example
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
-from hermes.data.export.split import Side, side_of
+from hermes.data.export.split import Side, group_tasks, side_of, store_groups
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import read_row, rows_of
@@ -40,6 +41,8 @@ class SftExample:
     loss_mask: tuple[bool, ...]
     task: str = ""
     """Examples of one task are on the same side of the eval split."""
+    prompt: str = ""
+    """By which tasks of files are grouped; empty: `task` names the group already."""
 
     @property
     def trained_tokens(self) -> int:
@@ -66,15 +69,17 @@ def from_files(
             example = read_row(line, FORMATS["trl-sft"] if _has_object_arguments(line.row) else None, None)
         except BadRowError as error:
             raise UsageError(f"{file}:{line.number}: {error}", "see hermes export --formats") from error
-        yield from _sft_examples(example, renderer(), left_out, _excluded_turns(line.row or {}))
+        for sequence in _sft_examples(example, renderer(), left_out, _excluded_turns(line.row or {})):
+            yield replace(sequence, task=example.task, prompt=example.prompt)
 
 
 def from_store(
     reader: Reader, selection: TrajectorySelection, renderer: ChatRenderer, left_out: Counter[str]
 ) -> Iterator[SftExample]:
-    unfit = LeftOut()
+    unfit, groups = LeftOut(), store_groups(reader)
     for example in select(reader, selection, unfit):
-        yield from _sft_examples(example, renderer, left_out)
+        group = groups.key(example.task)
+        yield from (replace(e, task=group) for e in _sft_examples(example, renderer, left_out))
     left_out.update(unfit.reasons)
 
 
@@ -83,15 +88,18 @@ def gather(
 ) -> SftExamples:
     """Split for training and evaluation. HermesError if nothing is left to train on."""
     split = SftExamples(left_out=left_out)
+    usable: list[SftExample] = []
     for example in examples:
         if len(example.tokens) > longest:
             left_out[f"longer than {longest} tokens"] += 1
         elif not example.trained_tokens:
             left_out["no turn of the model to train on"] += 1
-        elif side_of(example.task, eval_share) is Side.EVAL:
-            split.held_out.append(example)
         else:
-            split.train.append(example)
+            usable.append(example)
+    groups = group_tasks((example.task, example.prompt) for example in usable)
+    for example in usable:
+        held_out = side_of(groups.key(example.task), eval_share) is Side.EVAL
+        (split.held_out if held_out else split.train).append(example)
     if not split.train:
         reasons = "; ".join(f"{count} {reason}" for reason, count in left_out.most_common(3)) or "no rows"
         raise HermesError(f"there is nothing to train on: {reasons}", "widen the filter, or name other files")
@@ -132,20 +140,8 @@ def _sft_examples(
         left_out["it has images"] += 1
         return
     in_loss = [step.kind is StepKind.MODEL and index not in excluded for index, step in enumerate(steps)]
-    messages = with_tool_names([step.message for step in steps])
-    for context in examples_of(messages, in_loss, example.tools, renderer):
-        yield replace(context, task=example.task)
-
-
-def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Tool results with the name of their tool, taken from the call where the row has it only there."""
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    return [
-        replace(message, name=names.get(message.tool_call_id or ""))
-        if message.role is Role.TOOL and not message.name
-        else message
-        for message in messages
-    ]
+    messages = pair_results([step.message for step in steps])
+    yield from examples_of(messages, in_loss, example.tools, renderer)
 
 
 def _excluded_turns(row: JSONObject) -> set[int]:
@@ -166,7 +162,9 @@ def _from_token_ids(row: JSONObject, source: str) -> SftExample:
         raise UsageError(
             f"{source}: 'mask' is not a list as long as 'input_ids'", "hermes export --format tokens"
         )
-    return SftExample(tuple(ids), tuple(map(bool, mask)), str(row.get("task_id") or row.get("id") or source))
+    task = str(row.get("task_id") or row.get("id") or source)
+    prompt = content_hash(canonical_json(ids[: mask.index(1)])) if 1 in mask else ""
+    return SftExample(tuple(ids), tuple(map(bool, mask)), task, prompt)
 
 
 def _has_object_arguments(row: JSONObject | None) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from hermes.core import JSONObject, Message, Role, canonical_json, content_hash
+from hermes.core.message import pair_results
 from hermes.data.diff import message_content
 from hermes.data.export.split import Side, side_of
 from hermes.data.preference.pairs import PreferencePair
 from hermes.errors import HermesError
-from hermes.training.data.sft_examples import SftExample, examples_of, with_tool_names
+from hermes.training.data.sft_examples import SftExample, examples_of
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
@@ -93,7 +94,7 @@ def render_completion(
     tools: Sequence[JSONObject],
     renderer: ChatRenderer,
 ) -> RenderedCompletion:
-    messages = with_tool_names([*prompt, *completion])
+    messages = pair_results([*prompt, *completion])
     in_loss = [
         index >= len(prompt) and message.role is Role.ASSISTANT for index, message in enumerate(messages)
     ]

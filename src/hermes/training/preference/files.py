@@ -8,10 +8,11 @@ with a `label` (good or bad), a `rating` from 1 to 5, or both. A file may have r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
+from hermes.data.export.split import group_tasks
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.turns import from_messages, from_tools
 from hermes.data.importing import rows_of
@@ -41,7 +42,16 @@ def read_preference_files(paths: Sequence[Path]) -> FileRows:
         except (BadRowError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise UsageError(f"{file}:{line.number}: {reason}", _HINT) from error
+    tasks = [(pair.task, pair.prompt) for pair in rows.pairs]
+    tasks += [(rated.task, rated.prompt) for rated in rows.rated]
+    groups = group_tasks((task, _question(prompt)) for task, prompt in tasks)
+    rows.pairs = [replace(pair, task=groups.key(pair.task)) for pair in rows.pairs]
+    rows.rated = [replace(rated, task=groups.key(rated.task)) for rated in rows.rated]
     return rows
+
+
+def _question(prompt: Sequence[Message]) -> str:
+    return next((message.content for message in prompt if message.role is Role.USER), "")
 
 
 def _read(row: JSONObject, rows: FileRows) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.data.export.select import TrajectorySelection
+from hermes.data.export.split import store_groups
 from hermes.data.preference.rows import read_rows
 from hermes.training.data.sft_examples import SftExample
 from hermes.training.preference.examples import render_completion
@@ -26,7 +27,7 @@ def from_ratings(
 ) -> Iterator[SftExample]:
     """`selection` without a bound on ratings, which would be one on a trajectory's latest only."""
     whole = replace(selection, filters=replace(selection.filters, min_rating=None))
-    rows = read_rows(reader, whole, origins=())
+    rows = read_rows(reader, whole, origins=(), groups=store_groups(reader))
     left_out.update(rows.left_out)
     for span in rows.spans:
         if span.score < min_rating:

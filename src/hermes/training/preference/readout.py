@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, Message, Role
+from hermes.core.message import pair_results
 from hermes.errors import ConfigError
 from hermes.models.base import ChatRequest
 from hermes.models.render.template import encode, render_content
-from hermes.training.data.sft_examples import SftExample, with_tool_names
+from hermes.training.data.sft_examples import SftExample
 from hermes.training.preference.examples import RenderedCompletion
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def rating_prompt(
     messages: Sequence[Message], tools: Sequence[JSONObject], readout: ReadOut, renderer: ChatRenderer
 ) -> tuple[int, ...]:
     """The conversation with the question after it, up to where the one-word reply begins."""
-    turns = (*with_tool_names(messages), Message(Role.USER, readout.question))
+    turns = (*pair_results(messages), Message(Role.USER, readout.question))
     rendered = renderer.render(ChatRequest(turns, tuple(tools)), {})
     return tuple(encode(renderer.tokenizer, rendered))
 

@@ -40,6 +40,7 @@ def from_files(paths: Sequence[Path]) -> PreferenceData:
 def from_store(
     reader: Reader, selection: TrajectorySelection, origins: Sequence[str], min_margin: float
 ) -> PreferenceData:
+    from hermes.data.export.split import store_groups
     from hermes.data.preference.rows import read_rows
 
     rows = read_rows(
@@ -47,6 +48,7 @@ def from_store(
         selection,
         origins=tuple(PreferenceSource(origin) for origin in origins),
         min_margin=min_margin,
+        groups=store_groups(reader),
     )
     rated = tuple(
         RatedCompletion(span.prompt, span.completion, span.score, span.desirable, span.task, span.tools)

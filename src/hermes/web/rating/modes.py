@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hermes.core import Rating, RatingKind
+from hermes.core.rating import STRENGTHS, preference_value
 from hermes.store.rating.queues import item_key
 from hermes.web.responses import PageError
 
@@ -73,11 +74,19 @@ MODES = MappingProxyType(
                 "Pairs",
                 "Which is better?",
                 (
-                    RatingButton("left", "Left", "ArrowLeft", _PAIR, 0.5),
-                    RatingButton("much-left", "Left, clearly", "Shift+ArrowLeft", _PAIR, 1.0),
+                    RatingButton("left", "Left", "ArrowLeft", _PAIR, preference_value(1)),
+                    RatingButton(
+                        "much-left", "Left, much", "Shift+ArrowLeft", _PAIR, preference_value(1, STRENGTHS)
+                    ),
                     RatingButton("tie", "Tie", "=", _PAIR, 0.0),
-                    RatingButton("right", "Right", "ArrowRight", _PAIR, -0.5),
-                    RatingButton("much-right", "Right, clearly", "Shift+ArrowRight", _PAIR, -1.0),
+                    RatingButton("right", "Right", "ArrowRight", _PAIR, preference_value(-1)),
+                    RatingButton(
+                        "much-right",
+                        "Right, much",
+                        "Shift+ArrowRight",
+                        _PAIR,
+                        preference_value(-1, STRENGTHS),
+                    ),
                     RatingButton("both-bad", "Both bad", "x", RatingKind.BOTH_BAD, -1.0),
                 ),
                 (_PAIR, RatingKind.BOTH_BAD),

@@ -24,6 +24,10 @@ _CHARS_PER_TOKEN = 3
 _MIN_STATE_TOKENS = 48
 _WRAPPING_TOKENS = 24
 """Of a state around its summary."""
+_SPARE = 0.05
+"""Share of the target that may stay unused."""
+_TRIES = 4
+"""Counts that an excerpt may take to fit."""
 _WORTH = 0.9
 """A state that is longer than this share of what it replaces is not used."""
 
@@ -120,6 +124,8 @@ class _Folding:
 
     def result(self) -> Folded:
         fits = self.fits()
+        if fits:
+            self._refill()
         originals = self._conversation.messages
         changed = "\n".join(
             message.content
@@ -141,6 +147,38 @@ class _Folding:
             facts=sum(map(len, self._facts.values())),
             facts_kept=facts_kept,
         )
+
+    def _refill(self) -> None:
+        """Gives the room that is left to the outputs that were folded last: more of them went than had to."""
+        for i, kind in reversed(list(self._folds)):
+            if self._spare() < _SPARE * self._settings.target_max_tokens:
+                return
+            if kind == "tool_output" and i not in self._pending:
+                self._add_excerpt(i)
+
+    def _add_excerpt(self, i: int) -> None:
+        folded, original = self._messages[i], self._conversation.messages[i]
+        assert folded is not None
+        tokens, counted, spare = self._tokens.current[i], self._tokens.counted, self._spare()
+        share = min(_WORTH, spare / max(1.0, self._tokens.original[i]))
+        chars = int(share * len(original.content))
+        for _ in range(_TRIES):
+            text = state.with_excerpt(folded.content, original.content, chars)
+            if text == folded.content:
+                return
+            self._messages[i] = replace(folded, content=text)
+            self._tokens.change(i, self._estimate(i, text))
+            if self.fits():
+                return
+            used = spare - self._spare()
+            self._messages[i] = folded
+            self._tokens.recount(counted)
+            self._tokens.current[i] = tokens
+            chars = int(chars * 0.95 * spare / used)
+
+    def _spare(self) -> float:
+        """Tokens up to the target."""
+        return self._settings.target_max_tokens - self._tokens.estimate()
 
     def fold_without_decisions(self, protection: Sequence[bool]) -> bool:
         """Folds outputs and thinking. At each level the outputs of `protection` are folded, in its order."""

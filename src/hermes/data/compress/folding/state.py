@@ -2,7 +2,8 @@
 
 A state is a JSON object whose first key is `folded`, so that people and a later compression can distinguish
 it from a tool's output. It holds only parts of the output: fields of a JSON result, lines, words. It never
-explains or guesses. The same output and facts always give the same state.
+explains or guesses. Where the row has room for more, it also has the beginning and the end of the output,
+`head` and `tail`. The same output and facts always give the same state.
 
     {"folded": {"chars": 18234, "lines": 312}, "values": {"exit_code": 1}, "errors": ["E  assert 3 == 4"],
      "lines": ["def total(rows):", …], "facts": ["src/totals.py", "391"]}
@@ -81,6 +82,19 @@ def fold_output(content: str, facts: Sequence[str], level: FoldLevel, max_chars:
     return _dump(state)
 
 
+def with_excerpt(folded: str, content: str, max_chars: int) -> str:
+    """The state of an output with its beginning and end, half of `max_chars` each, as far as it has them.
+
+    A state that a model wrote, and one of several exchanges, stays as it is.
+    """
+    state, earlier = parse_state(folded), parse_state(content)
+    if state is None or "summary" in state or "exchanges" in state["folded"]:
+        return folded
+    half = max_chars // 2
+    source = (content, content) if earlier is None else (earlier.get("head", ""), earlier.get("tail", ""))
+    return _dump({**state, "head": source[0][:half], "tail": source[1][max(0, len(source[1]) - half) :]})
+
+
 def fold_exchanges(
     outputs: Sequence[str], calls: Sequence[ToolCall], facts: Sequence[str], exchanges: int, max_chars: int
 ) -> str:
@@ -114,7 +128,7 @@ def with_summary(content: str, summary: str, exchanges: int = 0) -> str:
 
 def _reduce(state: JSONObject, facts: Sequence[str], level: FoldLevel) -> JSONObject:
     if level is FoldLevel.STATE:
-        return state
+        return {key: value for key, value in state.items() if key not in ("head", "tail")}
     keys = ("folded", "calls") if level is FoldLevel.BARE else ("folded", "calls", "summary")
     reduced = {key: state[key] for key in keys if key in state}
     if level is FoldLevel.FACTS:
