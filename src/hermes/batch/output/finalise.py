@@ -57,7 +57,7 @@ def delete_run(folder: Path) -> list[str]:
     carries out the run.
     """
     with hold_run(folder):
-        for name in (*_OUTPUTS, "run.json", "journal"):
+        for name in (*_OUTPUTS, "journal", "run.json"):  # the last one is what the command finds a run by
             sweep(folder / name)
             path = folder / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

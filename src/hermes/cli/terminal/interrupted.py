@@ -20,6 +20,7 @@ KEPT: dict[str, str] = {
     "config edit": "the settings are as before",
     "config set": f"nothing was set; {_AGAIN}",
     "config unset": f"nothing was changed; {_AGAIN}",
+    "batch delete": "files that were deleted are gone; the same command deletes the others",
     "bench": "finished samples are kept, and the same command continues with the others",
     "doctor": "nothing was changed",
     "engine bench": f"nothing was stored; {_AGAIN}",
@@ -38,6 +39,7 @@ KEPT: dict[str, str] = {
     "memory remove": "a fact is removed whole or not at all: 'hermes memory list'",
     "paper new": "files that were written are kept: remove the folder, and the same command starts again",
     "policy compare": "answers that were completed are kept ('hermes trajectories list')",
+    "policy delete": "'hermes policy list' shows whether the policy is still there",
     "policy promote": "'hermes policy list' shows which policy is current",
     "policy rollback": "'hermes policy list' shows which policy is current",
     "quickstart": "what was made is kept in the quickstart's folder; the next quickstart starts from the "
