@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry, new_policy_id
 from tests.cli.process import failure, hermes
 
 WEIGHTS = "tinker://run-1/weights/step-8"
+SAMPLER = "tinker://run-1/sampler_weights/step-8"
 
 
-def test_promote_by_hand_show_and_roll_back(tmp_path: Path) -> None:
+def promote_lost(home: Path) -> PolicyRecord:
+    """A policy that was promoted when its weights were still there."""
+    registry = PolicyRegistry(home)
+    record = PolicyRecord(
+        new_policy_id(), "hermes/smollm2", WEIGHTS, SAMPLER, parent=BASE_ID, method="by hand"
+    )
+    registry.add(record)
+    return registry.promote(record.id, "by hand")
+
+
+def test_show_and_roll_back_and_promote_nothing_that_is_not_there(tmp_path: Path) -> None:
     assert json.loads(hermes(tmp_path, "policy", "list", "--json").stdout) == {
         "current": "base",
         "policies": [],
     }
-    assert "the current policy is" in hermes(tmp_path, "policy", "promote", WEIGHTS).stdout
+    error, fix = failure(hermes(tmp_path, "policy", "promote", WEIGHTS), 2)
+    assert f"the weights {WEIGHTS} are not in this home" in error and "hermes rl runs" in fix
+    promote_lost(tmp_path)
     record = json.loads(hermes(tmp_path, "policy", "show", "--json").stdout)
     assert (record["weights"], record["method"], record["parent"]) == (WEIGHTS, "by hand", "base")
     assert record["id"] in hermes(tmp_path, "policy", "list").stdout
@@ -29,7 +43,7 @@ def test_promote_by_hand_show_and_roll_back(tmp_path: Path) -> None:
 
 
 def test_a_batch_names_the_policy_and_says_what_is_missing(tmp_path: Path) -> None:
-    hermes(tmp_path, "policy", "promote", WEIGHTS)
+    promote_lost(tmp_path)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "2+2?"}\n')
     arguments = ("batch", "--dataset-file", str(prompts), "--run-name", "r", "--model", "policy")
@@ -38,7 +52,7 @@ def test_a_batch_names_the_policy_and_says_what_is_missing(tmp_path: Path) -> No
 
 
 def test_a_question_to_a_policy_whose_weights_are_gone_says_so(tmp_path: Path) -> None:
-    hermes(tmp_path, "policy", "promote", WEIGHTS)
+    promote_lost(tmp_path)
     done = hermes(tmp_path, "--model", "policy", "-q", "2+2?")
     assert done.returncode != 0 and "error:" in done.stderr
     error, _ = failure(hermes(tmp_path, "--model", "policy:NOPE", "-q", "2+2?"), 2)

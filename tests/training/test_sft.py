@@ -180,7 +180,7 @@ def test_a_number_that_is_not_finite_ends_the_run_with_its_name() -> None:
 def test_rows_that_are_too_long_are_left_out_and_nothing_left_is_an_error(tmp_path: Path) -> None:
     file, left_out = write_rows(tmp_path / "rows.jsonl"), Counter[str]()
     lessons = list(from_files([file], pytest.fail, left_out))
-    assert lessons == few().train
+    assert [replace(lesson, prompt="") for lesson in lessons] == few().train
     with pytest.raises(HermesError, match="6 longer than 10 tokens"):
         gather(lessons, left_out, longest=10, eval_share=0.0)
 

@@ -22,7 +22,7 @@ from tests.web.training import fill_runs, make_run
 
 RULE = "train/loss > 0.3"
 """It holds at the spike of step 61."""
-DEFAULT_RULE = "health/forbidden_paths > 0"
+DEFAULT_RULES = ("health/forbidden_paths > 0", "proof/warning > 0")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_old_crashes_are_kept_longer_than_other_events() -> None:
 
 def test_a_rule_is_added_marked_on_the_curve_and_removed(site: WebSite) -> None:
     assert site.post("/runs/alerts/add", {"rule": " train/loss>0.3 "}).status == 303
-    assert stored_rules(site) == (DEFAULT_RULE, RULE)
+    assert stored_rules(site) == (*DEFAULT_RULES, RULE)
     assert [mark for mark in marks(site) if mark[1] == "alert"] == [
         (61, "alert", "train/loss > 0.3: 0.4807 (step 61)")
     ]
@@ -92,9 +92,10 @@ def test_a_rule_is_added_marked_on_the_curve_and_removed(site: WebSite) -> None:
     assert site.post("/runs/alerts/add", {"rule": RULE}).status == 409
     assert site.post("/runs/alerts/add", {"rule": "nonsense"}).status == 400
     assert site.post("/runs/alerts/remove", {"rule": RULE}).status == 303
-    assert stored_rules(site) == (DEFAULT_RULE,) and all(mark[1] != "alert" for mark in marks(site))
+    assert stored_rules(site) == DEFAULT_RULES and all(mark[1] != "alert" for mark in marks(site))
     assert site.post("/runs/alerts/remove", {"rule": RULE}).status == 404
-    assert site.post("/runs/alerts/remove", {"rule": DEFAULT_RULE}).status == 303
+    for rule in DEFAULT_RULES:
+        assert site.post("/runs/alerts/remove", {"rule": rule}).status == 303
     assert stored_rules(site) == (), "the default does not come back"
 
 
@@ -139,7 +140,8 @@ def test_a_forbidden_path_leads_from_the_alert_to_the_step_that_names_it(site: W
 
 def test_the_same_from_the_command_line(site: WebSite) -> None:
     assert hermes(site.home, "rl", "alerts", "a1b2").stdout == "no alert in 120 steps\n"
-    site.post("/runs/alerts/remove", {"rule": DEFAULT_RULE})
+    for rule in DEFAULT_RULES:
+        site.post("/runs/alerts/remove", {"rule": rule})
     unset = hermes(site.home, "rl", "alerts", "a1b2")
     assert unset.returncode == 2 and "no alert rule is set" in unset.stderr
     site.post("/runs/alerts/add", {"rule": RULE})

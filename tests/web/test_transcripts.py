@@ -259,4 +259,4 @@ def test_a_preference_is_given_where_two_part(tmp_path: Path) -> None:
         assert site.post("/rate", {**form, "decision": "right"}).status == 303
     with Reader(db_path(tmp_path)) as reader:
         (rating,) = [rating for rating in reader.ratings(ids[0]) if rating.other_id]
-        assert (rating.value, rating.other_id) == (-0.5, ids[1])
+        assert (rating.value, rating.other_id) == (-2 / 3, ids[1])

@@ -132,7 +132,9 @@ def store_error(path: Path, error: Exception, verb: str) -> StoreError:
         text, hint = f"{text}; it is open in {programs}", "end what holds it, or wait, and run it again"
     elif not isinstance(error, OSError) and (
         verb in ("read", "check")
-        or any(word in text for word in ("malformed", "not a database", "decode", "disk I/O"))
+        or any(
+            word in text for word in ("malformed", "not a database", "decode", "disk I/O", "no such table")
+        )
     ):
         return StoreError(f"the database {path} is damaged: {text}", DAMAGE_HINT)
     else:
