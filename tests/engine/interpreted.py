@@ -122,6 +122,14 @@ def check_groups(
             want = torch.cat(groups[slot - 1].add(x[rows], torch.split(want, list(outputs), dim=1)), dim=1)
         torch.testing.assert_close(together[rows], want, rtol=tolerance, atol=10 * tolerance)
         assert torch.equal(computed([(slot, number)], rows), together[rows])
+        lora = AdapterRows.for_spans(table, [(slot, number)])
+        where = table.entries[:, 0], lora.tiles, lora.tile_rows
+        down = kernel.shrink(x[rows], *where, len(outputs) * table.rank)
+        logits = base[rows].clone()
+        kernel.expand(logits, down, None, *where, outputs, out=logits, dtype=dtype)
+        torch.testing.assert_close(
+            logits, together[rows].float() - bias.float(), rtol=tolerance, atol=10 * tolerance
+        )
         start += number
 
 

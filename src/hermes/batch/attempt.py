@@ -31,7 +31,7 @@ _NOT_FINAL = (StopReason.CANCELLED, StopReason.MAX_COST)
 class EarlierAttempt:
     record: Record
     paid_usd: float
-    """What it and the attempts before it cost, as far as no journal entry has it."""
+    """The cost of it and of the attempts before it that no journal entry has."""
 
     @property
     def header(self) -> Header:
@@ -62,7 +62,7 @@ async def find_attempt(reader: Reader, spec: RunSpec, key: SampleKey) -> Earlier
 
 
 def interrupted_cost_usd(reader: Reader, spec: RunSpec, keys: Iterable[SampleKey]) -> float:
-    """What the attempts at these samples cost, as far as no journal entry has it."""
+    """The cost of attempts at these samples that no journal entry has."""
     names = (SampleName(spec.name, spec.id, key.key, key.sample) for key in keys)
     attempts = (reader.latest_attempt_id(name) for name in names)
     return sum(reader.unjournaled_cost_usd(attempt) for attempt in attempts if attempt is not None)

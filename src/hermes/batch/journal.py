@@ -46,11 +46,11 @@ class SampleEntry:
     reason: str | None = None
     """Why it was filtered or failed."""
     effort: JSONObject = field(default_factory=dict)
-    """Of a sample that was continued: see batch.attempt.effort."""
+    """Set if the sample was continued: see batch.attempt.effort."""
 
     @property
     def paid_usd(self) -> float | None:
-        """What the sample has cost that no other entry has; None if a price is unknown."""
+        """The cost of the sample that no other entry has; None if a price is unknown."""
         cost_usd: float | None = self.effort.get("paid_usd", self.row.get("cost_usd"))
         return cost_usd
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_CHARS = 256_000
 MAX_DEPTH = 64
 MAX_MERGES = 200
-"""Of `<<`, for which the loader needs time that grows with their square."""
+"""The loader's time for `<<` grows with the square of their number."""
 MAX_NODES = 20_000
 """Values of a file, each counted as often as aliases repeat it."""
 

@@ -49,7 +49,7 @@ _MOST_LABELS = 32
 
 
 STRENGTHS = 3
-"""Of a preference: 1 slightly, 2 clearly, 3 much better."""
+"""How much better the preferred answer is: 1 slightly, 2 clearly, 3 much."""
 PLAIN_STRENGTH = 2
 """Of a preference whose strength is not stated."""
 

@@ -6,7 +6,7 @@ it. It contains no weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -108,13 +108,6 @@ def read_spec(
         linears=linears,
         groups=groups,
     )
-
-
-def member_sites(spec: ModelSpec) -> Iterator[tuple[Site, Site]]:
-    """(group, linear) for every linear, groups in model order."""
-    for group, members in spec.groups.items():
-        for site in members:
-            yield group, site
 
 
 def _ids(value: Any) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from hermes.data.redaction.redact import RedactionLevel, Scrubber
 from hermes.disk.drafts import sweep
 from hermes.disk.files import replacing
 from hermes.safety.redact import Redactor
-from hermes.store import Filter, Reader
+from hermes.store import Reader
 
 _NO_SECRETS = Redactor({})
 
@@ -96,16 +96,6 @@ def preview(
     left_out, scrubber = LeftOut(), Scrubber(redactor, plan.level)
     rows = [row for row, _ in islice(_rows(reader, plan, left_out, scrubber, NO_GROUPS), limit)]
     return rows, left_out.reasons
-
-
-def export_sharegpt(
-    reader: Reader, filters: Filter, output: Path, *, roles: sharegpt.Roles, only_completed: bool
-) -> ExportReport:
-    """Every matching trajectory as one ShareGPT row, oldest first."""
-    form = sharegpt.FORMAT if roles is sharegpt.Roles.HUMAN_GPT else sharegpt.USER_ASSISTANT
-    return export(
-        reader, ExportPlan(form, output, TrajectorySelection(filters, only_completed=only_completed))
-    )
 
 
 def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:

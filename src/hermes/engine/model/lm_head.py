@@ -18,7 +18,7 @@ from hermes.engine.lora.adapter_table import AdapterRows, AdapterTable
 from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
-from hermes.engine.model.products import lora_logits, wide_linear
+from hermes.engine.model.products import lora_linear, wide_linear
 from hermes.engine.spec import HEAD
 
 _CHUNK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
@@ -157,7 +157,11 @@ class _LmHead:
         lora_down = functional.linear(states, self.a).mul_(self.scale)
         if self.table is not None:
             lora = AdapterRows.for_spans(self.table, [(0, len(states))])
-            return lora_logits(states, self.weight, lora, HEAD, invariant=self.invariant), lora_down
+            outputs = (self.weight.shape[0],)
+            logits = lora_linear(
+                states, self.weight, None, lora, HEAD, outputs, invariant=self.invariant, wide=True
+            )
+            return logits, lora_down
         logits = wide_linear(states, self.weight, invariant=self.invariant)
         return logits.addmm_(lora_down.to(logits.dtype), self.b.to(logits.dtype).t()), lora_down
 

@@ -59,34 +59,13 @@ def lora_linear(
     outputs: tuple[int, ...],
     *,
     invariant: bool = False,
+    wide: bool = False,
 ) -> Tensor:
-    """The stacked linears of a group with each row's adapter, on a GPU.
+    """The stacked linears of a group with each row's adapter, on a GPU; with `wide`, the result is in fp32.
 
     Base product and delta are summed in fp32 and rounded once, so a delta that is smaller than the rounding
-    of the base product is not lost. Without a delta the result has the bits of `linear`.
+    of the base product is not lost. Without a delta the result has the bits of `linear` or `wide_linear`.
     """
-    out = torch.empty(len(x), sum(outputs), device=x.device, dtype=x.dtype)
-    return _add_deltas(x, weight, bias, lora, site, outputs, invariant, out)
-
-
-def lora_logits(
-    states: Tensor, weight: Tensor, lora: AdapterRows, site: Site, *, invariant: bool = False
-) -> Tensor:
-    """Logits [T, vocab] in fp32 of the LM head with each row's adapter, on a GPU."""
-    return _add_deltas(states, weight, None, lora, site, (weight.shape[0],), invariant, None)
-
-
-def _add_deltas(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lora: AdapterRows,
-    site: Site,
-    outputs: tuple[int, ...],
-    invariant: bool,
-    out: Tensor | None,
-) -> Tensor:
-    """In fp32, unless `out` has another dtype."""
     from hermes.engine.kernels import lora as kernel
 
     entries = lora.table.entries[:, lora.table.sites[site]]
@@ -94,7 +73,14 @@ def _add_deltas(
         down = kernel.shrink(x, entries, lora.tiles, lora.tile_rows, len(outputs) * lora.table.rank)
     total = wide_linear(x, weight, invariant=invariant)
     lora.join()
-    out = total if out is None else out
     return kernel.expand(
-        total, down, bias, entries, lora.tiles, lora.tile_rows, outputs, out=out, dtype=x.dtype
+        total,
+        down,
+        bias,
+        entries,
+        lora.tiles,
+        lora.tile_rows,
+        outputs,
+        out=total if wide else torch.empty_like(total, dtype=x.dtype),
+        dtype=x.dtype,
     )

@@ -28,7 +28,7 @@ from hermes.engine.lora.adapter_table import DECODE_TILE_ROWS, AdapterRows, Poli
 from hermes.engine.lora.policy import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
-from hermes.engine.model.products import lora_logits, wide_linear
+from hermes.engine.model.products import lora_linear, wide_linear
 from hermes.engine.sampling.cuda_fused import PrefillAttention, decode_attention, fused_hidden
 from hermes.engine.sampling.device_rows import DeviceRows
 from hermes.engine.sampling.runner import (
@@ -172,7 +172,10 @@ class CudaRunner(TorchRunner):
     def _head_logits(self, backbone: LlamaBackbone, hidden: Tensor, lora: AdapterRows | None) -> Tensor:
         if lora is None:
             return wide_linear(hidden, backbone.head_weight, invariant=self._invariant)
-        return lora_logits(hidden, backbone.head_weight, lora, HEAD, invariant=self._invariant)
+        weight = backbone.head_weight
+        return lora_linear(
+            hidden, weight, None, lora, HEAD, (weight.shape[0],), invariant=self._invariant, wide=True
+        )
 
     @torch.inference_mode()
     def load(self, batch: DecodeBatch) -> None:

@@ -91,10 +91,6 @@ _DATASHEETS = MappingProxyType(
 """Bytes of memory, bytes/s and dense bf16 FLOP/s, as published by the vendor."""
 
 
-def gpu_names() -> tuple[str, ...]:
-    return tuple(_DATASHEETS)
-
-
 def device_speed(gpu: str) -> DeviceSpeed:
     """The measured H200, or its constants scaled to another GPU. UsageError: unknown."""
     if gpu == H200.name:
