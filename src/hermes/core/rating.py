@@ -51,7 +51,7 @@ _MOST_LABELS = 32
 STRENGTHS = 3
 """How much better the preferred answer is: 1 slightly, 2 clearly, 3 much."""
 PLAIN_STRENGTH = 2
-"""Of a preference whose strength is not stated."""
+"""The strength of a preference that states none."""
 
 
 def preference_value(sign: float, strength: int = PLAIN_STRENGTH) -> float:

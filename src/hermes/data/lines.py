@@ -20,7 +20,7 @@ MAX_LINE_BYTES = 256 << 20
 _BATCH_ROWS = 64
 _MAX_GROWTH = 100
 _FREE_BYTES = 64 << 20
-"""What a row group of a small Parquet file may become in memory, whatever its size."""
+"""A row group of a small Parquet file may take this much memory, whatever its size."""
 
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 """Those that JSON does not escape."""

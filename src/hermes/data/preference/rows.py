@@ -100,7 +100,7 @@ class RowSource:
     """Applied to an example before its messages are used: redaction."""
     left_out: LeftOut = field(default_factory=LeftOut)
     groups: TaskGroups = NO_GROUPS
-    """Of tasks that belong on one side of a split: rows of a group have the same task."""
+    """Tasks that belong on one side of a split: rows of a group have the same task."""
     rule: str = "preference"
     """Name of the format or consumer in the list of what was left out."""
 

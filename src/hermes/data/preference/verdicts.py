@@ -50,7 +50,7 @@ class RatedAnswer:
     ratings: tuple[Rating, ...] = ()
     """The events that the score is made of; none for an example from a file."""
     scores: tuple[float, ...] = ()
-    """Of each event."""
+    """The score of each event."""
 
     @property
     def by_rater(self) -> dict[tuple[str, str], float]:
@@ -110,7 +110,7 @@ class SpanVerdict:
     ratings: tuple[Rating, ...]
     """The events that the score is made of."""
     scores: tuple[float, ...]
-    """Of each event."""
+    """The score of each event."""
 
     @property
     def desirable(self) -> bool | None:

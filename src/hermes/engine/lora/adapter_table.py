@@ -25,9 +25,9 @@ from hermes.engine.types import Ints
 MAX_MEMBERS = 3
 """Linears of one group: query, key and value."""
 MEMBER_FIELDS = 4
-"""Of a linear: the address of B, the first of its rows in the stacked A, its rank, the bits of its scale."""
+"""A linear has four: the address of B, its first row in the stacked A, its rank, the bits of its scale."""
 FIELDS = 2 + MAX_MEMBERS * MEMBER_FIELDS
-"""Of a group: the address of the stacked A, its number of rows, and the fields of each linear."""
+"""A group has these: the address of the stacked A, its number of rows, and the fields of each linear."""
 
 DECODE_TILE_ROWS, TILE_ROWS = 16, 32
 """Rows of one adapter that a kernel computes together. Results do not depend on it: small tiles waste less on
