@@ -41,7 +41,7 @@ async def reward(ctx):
 
 READING = {
     *("batch list", "batch status", "completion", "config get", "config path", "config show"),
-    *("engine adapters", "engine models", "env list", "memory list", "memory show", "models", "paper check"),
+    *("engine adapters", "engine models", "env list", "memory list", "memory show", "models"),
     *(
         "policy list",
         "policy show",

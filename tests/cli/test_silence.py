@@ -64,7 +64,7 @@ STORE = ("rate last good", "store compact", "trajectories delete last --yes")
 """Another process has locked the store."""
 CONFIG = (
     *("config get model", "config show", "env list", "export --preview", "improve", "memory list", "models"),
-    *("paper new --run r", "policy list", "rate list", "rate stats", "reward serve m", "rl doctor r"),
+    *("policy list", "rate list", "rate stats", "reward serve m", "rl doctor r"),
     *("rl runs", "rl start --env calculator", "rl status r", "rl stop r", "store check", "tools"),
     *("trajectories list", "trajectories search a", "trajectories stats", "web --no-open"),
 )

@@ -52,7 +52,6 @@ def test_every_bundled_skill_passes_the_whole_check(tmp_path: Path) -> None:
         (["rl", "Train SmolLM2 on calculator"], None),
         (["-q", "What is this?", "--json"], None),
         (["rl", "strat"], "there is no command 'hermes rl strat' (nearest: start)"),
-        (["paper", "new", "--run", "x", "--venue", "acl"], "is one of neurips, icml, iclr, not 'acl'"),
         (["skills", "check", "--al"], "hermes skills check has no option --al (nearest: --all)"),
         (["export", "--format"], "hermes export --format needs a value"),
     ],

@@ -67,7 +67,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.policy.improve:improve",
         "Learn from new ratings and promote the policy only if it is better.",
     ),
-    "paper": ("hermes.cli.paper:paper", "A LaTeX paper from a run's record, and the check of its numbers."),
     "policy": (
         "hermes.cli.policy.command:policy",
         "Policies: list, show, promote, rollback, compare, serve.",

@@ -37,7 +37,6 @@ KEPT: dict[str, str] = {
     "improve": "ratings are as before; 'hermes policy list' shows which policy is current",
     "memory add": "a fact is added whole or not at all: 'hermes memory list'",
     "memory remove": "a fact is removed whole or not at all: 'hermes memory list'",
-    "paper new": "files that were written are kept: remove the folder, and the same command starts again",
     "policy compare": "answers that were completed are kept ('hermes trajectories list')",
     "policy delete": "'hermes policy list' shows whether the policy is still there",
     "policy promote": "'hermes policy list' shows which policy is current",
