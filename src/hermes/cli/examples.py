@@ -56,7 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "skills": (
         "hermes skills search axolotl",
         "hermes skills view axolotl",
-        "hermes skills check axolotl --quick",
+        "hermes skills check axolotl",
     ),
     "tools": ("hermes tools",),
     "train": (
