@@ -149,11 +149,8 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from hermes.cli.terminal.opening import opening
-
         try:
-            with opening():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             from hermes.cli.terminal.interrupted import report_interrupt
 
