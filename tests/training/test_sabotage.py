@@ -322,7 +322,7 @@ def test_a_sampler_that_begins_to_round_is_a_warning_and_never_another_cause(
 
     def make_step() -> None:
         run.faults += 1
-        run.train([ENVIRONMENT["logprobs times 0.9"](run) for _ in range(2)])
+        run.train([ENVIRONMENT["logprobs to base 2"](run) for _ in range(2)])
 
     assert isinstance(end_of(run, make_step), ProofError), (
         "what rounding does not explain is an end as before"
