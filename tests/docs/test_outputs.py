@@ -16,7 +16,7 @@ from tests.docs.shell_lines import mention_problem
 outputs = load_script("outputs")
 PAGES = outputs.marked_pages()
 QUICK = (
-    *("agent-tools.md", "batch-ray.md", "command-line.md", "compat.md", "papers.md", "parsers.md"),
+    *("agent-tools.md", "batch-ray.md", "command-line.md", "compat.md", "parsers.md"),
     *("howto/delete.md", "howto/own-reward.md", "howto/settings.md", "howto/several-machines.md"),
 )
 """Pages that every test run checks; the others are checked nightly, with the marks that need the model."""
