@@ -6,7 +6,6 @@ in the `RolloutPlan` they pass.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from hermes.config import paths
 from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
+from hermes.core.clock import now_ms
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
@@ -88,7 +88,7 @@ def open_writer(config: Config) -> Writer:
 
 def new_header(source: Source, model: ChatModel) -> Header:
     """A header with a fresh id; use dataclasses.replace for further fields."""
-    return Header(new_id(), source, model.name, time.time_ns() // 1_000_000)
+    return Header(new_id(), source, model.name, now_ms())
 
 
 @asynccontextmanager

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import getpass
-import time
 
 from hermes.core import Rating, RatingKind, new_id
+from hermes.core.clock import now_ms
 from hermes.core.rating import preference_value
 
 _THUMBS = {"good": 1.0, "bad": -1.0}
@@ -27,7 +27,7 @@ def make_rating(
         kind=RatingKind.THUMB if thumb else RatingKind.SCORE,
         value=_THUMBS[verdict] if thumb else float(verdict),
         rater=rater or getpass.getuser(),
-        created_at_ms=time.time_ns() // 1_000_000,
+        created_at_ms=now_ms(),
         step_index=step_index,
         comment=comment,
     )
@@ -43,7 +43,7 @@ def make_choice(
         kind=RatingKind.PAIR,
         value=preference_value(1 if better else -1),
         rater=getpass.getuser(),
-        created_at_ms=time.time_ns() // 1_000_000,
+        created_at_ms=now_ms(),
         other_id=other_id,
         step_index=step_index,
         other_step=other_step,

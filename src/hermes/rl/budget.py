@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hermes.core.clock import now_ms
 from hermes.disk.files import ensure_dir, read_text
 from hermes.errors import UsageError
-from hermes.rl.run import RlRun, all_runs, last_step, now_ms
+from hermes.rl.run import RlRun, all_runs, last_step
 from hermes.rl.service import service_of
 from hermes.safety.access import leads_to_loopback
 from hermes.training.service.token_meter import TokenCounts, read_tokens

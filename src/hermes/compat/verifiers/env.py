@@ -24,6 +24,7 @@ from hermes.compat.verifiers.worker_process import WorkerProcess
 from hermes.config.load import load
 from hermes.config.paths import home
 from hermes.core import Sampling
+from hermes.core.stats import interval
 from hermes.envs.agent.policy import PolicyServers, without_local_probes
 from hermes.envs.agent.sequences import build_sequences
 from hermes.envs.base import BaseEnv
@@ -31,7 +32,6 @@ from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.modes.evaluate import measure
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
-from hermes.envs.stats import interval
 from hermes.envs.types import Item, ScoredDataGroup
 from hermes.errors import ConfigError
 

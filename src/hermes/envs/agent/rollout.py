@@ -7,7 +7,6 @@ failed. If there is no reward then, an error with a reason is raised; a failure 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from hermes.core import (
     StopReason,
     Trajectory,
 )
+from hermes.core.clock import now_ms
 from hermes.envs.agent.grading import ComputeReward, Range, grade
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.agent.result_budget import ResultBudget
@@ -176,7 +176,7 @@ async def _record(context: RolloutContext, rollout: ScoredRollout) -> None:
     detail: JSONObject = {"parts": dict(reward.parts), "detail": reward.detail}
     if rollout.forbidden:
         detail[FORBIDDEN_PATHS] = [touch.to_json() for touch in rollout.forbidden[:_MAX_RECORDED]]
-    row = Reward(trajectory_id, reward.value, context.name, detail, time.time_ns() // 1_000_000)
+    row = Reward(trajectory_id, reward.value, context.name, detail, now_ms())
     await asyncio.wrap_future(context.writer.add_reward(row))
 
 

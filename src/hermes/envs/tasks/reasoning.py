@@ -16,11 +16,11 @@ import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 from hermes.core import JSON, JSONObject
+from hermes.core.names import did_you_mean, nearest
 from hermes.envs.rewards.result import RewardResult, failed
 from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.tasks.plain_answers import is_arithmetic_of_numbers, is_data, is_expression
@@ -186,8 +186,8 @@ def _data_sets() -> tuple[Mapping[str, Any], Callable[..., Any]]:
 def _open(dataset: str, options: JSONObject, seed: int) -> Any:
     data_sets, create_dataset = _data_sets()
     if dataset not in data_sets:
-        near = ", ".join(get_close_matches(dataset, data_sets)) or "see reasoning_gym.factory.DATASETS"
-        raise UsageError(f"reasoning-gym has no data set '{dataset}'.", f"Similar names: {near}.")
+        hint = did_you_mean(nearest(dataset, data_sets), "reasoning_gym.factory.DATASETS lists them")
+        raise UsageError(f"reasoning-gym has no data set '{dataset}'.", hint)
     try:
         return create_dataset(dataset, **options, seed=seed, size=_BLOCK)
     except (TypeError, AssertionError, ValueError) as error:

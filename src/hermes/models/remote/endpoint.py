@@ -14,10 +14,10 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core import JSONObject
+from hermes.core.names import nearest
 from hermes.errors import AuthError, ProviderError
 from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.remote import failures
@@ -194,7 +194,7 @@ class Endpoint:
             async with asyncio.timeout(_LISTING_TIMEOUT_S):
                 names = await self.model_names()
         if names and self.target.model not in names:
-            similar = get_close_matches(self.target.model, names, n=3, cutoff=0.5) or names[:_MODELS_SHOWN]
+            similar = nearest(self.target.model, names, cutoff=0.5) or names[:_MODELS_SHOWN]
             error.hint = f"The server has no model '{self.target.model}'; it has {', '.join(similar)}."
         else:
             error.hint = "Check the model's name and base_url, which usually ends in /v1."
