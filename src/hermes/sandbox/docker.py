@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import posixpath
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,18 +27,16 @@ from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.docker_args import (
     READY,
-    WORKSPACE,
     exec_argv,
     kill_all_argv,
     kill_argv,
     run_argv,
     shell_argv,
 )
-from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
-from hermes.sandbox.guards import git_guard
+from hermes.sandbox.isolated import IsolatedSandbox
 from hermes.sandbox.process import Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
-from hermes.sandbox.workspace import Workspace
+from hermes.sandbox.workspace import WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
@@ -53,7 +50,9 @@ _PROBE_TIMEOUT_S = 20
 _KILL_TIMEOUT_S = 10.0
 
 
-class DockerSandbox:
+class DockerSandbox(IsolatedSandbox):
+    backend = "docker"
+
     def __init__(
         self,
         settings: SandboxSettings,
@@ -62,13 +61,10 @@ class DockerSandbox:
         name: str,
         supervisor: SandboxSupervisor,
     ) -> None:
-        self._settings = settings
-        self._workspace = workspace
-        self._owner = workspace.owner
+        super().__init__(settings, workspace)
         self._engine = engine
         self._name = name
         self._supervisor = supervisor
-        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._container: Process | None = None
 
     @classmethod
@@ -103,18 +99,6 @@ class DockerSandbox:
             raise SandboxError(f"the container cannot be started: {container.output().strip()}", FIX)
         self._container = container
 
-    @property
-    def backend(self) -> str:
-        return "docker"
-
-    @property
-    def isolated(self) -> bool:
-        return True
-
-    @property
-    def workspace(self) -> str:
-        return WORKSPACE
-
     async def run(
         self,
         command: str,
@@ -124,33 +108,14 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        if cwd is not None:
-            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
-        limit_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
-        return (await self._run(shell_argv(command), limit_s, cwd, env, stdin)).result()
+        directory = await self._directory(cwd)
+        return (await self._run(shell_argv(command), timeout_s, directory, env, stdin)).result()
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
-        if cwd is not None:
-            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
         mark = new_id()
-        argv = self._exec(shell_argv(command), mark, cwd, {}, stdin=True)
+        argv = self._exec(shell_argv(command), mark, await self._directory(cwd), {}, stdin=True)
         client = await self._supervisor.start(_launch(argv, command), stdin=True)
         return _ContainerProcess(client, lambda: self._kill(mark))
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        try:
-            return await asyncio.to_thread(read_inside, self._workspace.path, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps through a link: a command may read it
-            return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        if not self._workspace.fresh:
-            git_guard.refuse_metadata(self._workspace.path, path, WORKSPACE)
-        owner = self._owner if os.geteuid() == 0 else None
-        try:
-            await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
-        except PermissionError:
-            await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
     async def kill_all(self) -> None:
         """SandboxError if something is still alive: what it could do to the files would be graded."""
@@ -164,15 +129,14 @@ class DockerSandbox:
     async def close(self) -> None:
         await self._supervisor.close()
         if not self._workspace.fresh:
-            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
             await asyncio.to_thread(self._workspace.drop_set_uid)
-        await asyncio.to_thread(self._workspace.remove)
+        await self._leave_workspace()
 
     async def _run(
         self,
         argv: Sequence[str],
-        timeout_s: float,
-        cwd: str | None,
+        timeout_s: float | None,
+        cwd: str,
         env: Mapping[str, str] | None,
         stdin: bytes | None,
         max_output_bytes: int = DEFAULT_BYTES,
@@ -182,7 +146,7 @@ class DockerSandbox:
         launch = _launch(wrapped, argv[-1], max_output_bytes)
         ended = False
         try:
-            result = await self._supervisor.run(launch, timeout_s=timeout_s, stdin=stdin)
+            result = await self._supervisor.run(launch, timeout_s=self._limit_s(timeout_s), stdin=stdin)
             ended = not result.timed_out
         finally:
             if not ended:
@@ -193,14 +157,13 @@ class DockerSandbox:
     async def _run_argv(
         self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
     ) -> ProcessResult:
-        return await self._run(argv, self._settings.command_timeout_s, None, None, stdin, max_output_bytes)
+        return await self._run(argv, None, WORKSPACE, None, stdin, max_output_bytes)
 
     def _exec(
-        self, argv: Sequence[str], mark: str, cwd: str | None, env: Mapping[str, str], *, stdin: bool
+        self, argv: Sequence[str], mark: str, cwd: str, env: Mapping[str, str], *, stdin: bool
     ) -> list[str]:
         self._check_alive()
-        directory = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
-        return exec_argv(self._engine, self._name, argv, cwd=directory, env=env, mark=mark, stdin=stdin)
+        return exec_argv(self._engine, self._name, argv, cwd=cwd, env=env, mark=mark, stdin=stdin)
 
     async def _kill(self, mark: str) -> None:
         launch = _launch(kill_argv(self._engine, self._name, mark), "kill")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hermes.errors import SandboxError
 from hermes.sandbox.network.plan import has_own_network
+from hermes.sandbox.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
 
-WORKSPACE = "/workspace"
 LABEL = "research.hermes.sandbox"
 """Label of every container; `docker ps --filter label=…` lists them."""
 MARK = "HERMES_COMMAND"
