@@ -13,7 +13,7 @@ import pytest
 
 from hermes.config import variables
 from hermes.engine.server import metric_help as engine
-from hermes.rollouts.core import metric_help as api
+from hermes.rollouts.core import metrics as api
 from hermes.training.monitor.metric_table import SECTIONS, undescribed
 from tests.docs.pages import ROOT
 from tests.docs.scripts import load_script

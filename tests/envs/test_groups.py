@@ -24,7 +24,7 @@ from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode, join_items, rejection_reason
 from hermes.envs.modes import checkpoint, pacing
 from hermes.envs.modes.evaluate import measure
-from hermes.envs.modes.viewer import generate_html
+from hermes.envs.modes.process import generate_html
 from hermes.errors import ProviderError
 
 CONFIG = BaseEnvConfig(group_size=2)

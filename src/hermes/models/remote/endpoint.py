@@ -23,7 +23,6 @@ from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.remote import failures
 from hermes.models.remote.client import Client
 from hermes.models.remote.retry import OnRetry, RetryPolicy, with_retries
-from hermes.models.remote.sse import EventDecoder
 from hermes.models.remote.throttle import Throttle, throttle_for
 
 if TYPE_CHECKING:
@@ -255,3 +254,26 @@ def _content_type(response: httpx2.Response) -> str:
 def _encode(body: JSONObject) -> bytes:
     """ASCII, since a model can write lone surrogates, which have no UTF-8 form."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+class EventDecoder:
+    """One stream. Lines end with LF or CRLF; other separators may occur inside a JSON text."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> Iterator[bytes]:
+        """The data of every event that is now complete."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data)
+                self._data.clear()
+
+    def end(self) -> Iterator[bytes]:
+        """The last event, where the server did not close it with an empty line."""
+        yield from self.feed(b"\n\n")
