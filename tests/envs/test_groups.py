@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.compat.atropos.advantages import (
+from hermes.compat.atropos.helpers import (
     allclose_to_first,
     compute_discounted_returns,
     compute_grpo_process_supervision_advantages,

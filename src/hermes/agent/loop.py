@@ -37,7 +37,7 @@ from hermes.core.clock import now_ms
 from hermes.core.model_call import INTERRUPTED
 from hermes.errors import LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
-from hermes.models.prices import price_of
+from hermes.models.usage import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
 

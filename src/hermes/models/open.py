@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
 from hermes.models.budget import Budget
-from hermes.models.prices import price_of
-from hermes.models.usage import estimate_prompt
+from hermes.models.usage import estimate_prompt, price_of
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

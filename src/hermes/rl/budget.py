@@ -124,7 +124,7 @@ def charge_test(
 
 def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
     """The cost if every model call of every rollout has the maximum length."""
-    from hermes.models.prices import price_of
+    from hermes.models.usage import price_of
     from hermes.rl.checks.inference_test import is_local, priced_name
 
     if is_local(name):
@@ -141,7 +141,7 @@ def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: in
 
 def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
     """A field of the environment that names a model or address that may cost money."""
-    from hermes.models.prices import price_of
+    from hermes.models.usage import price_of
 
     for name, value in resolved.section("env").items():
         if not isinstance(value, str) or not value or name == "rollout_server_url":

@@ -47,11 +47,11 @@ from hermes.sandbox.bwrap_args import (
     host_layout,
     outer_argv,
 )
-from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.guards import seccomp
 from hermes.sandbox.guards.memory_group import MemoryGroup, create_memory_group
 from hermes.sandbox.isolated import IsolatedSandbox
 from hermes.sandbox.network import plan, tunnel
+from hermes.sandbox.process import DEFAULT_BYTES
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
 from hermes.sandbox.workspace import WORKSPACE, Workspace
 

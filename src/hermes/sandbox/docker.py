@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING
 from hermes.core import new_id
 from hermes.errors import SandboxError
 from hermes.sandbox.base import BackgroundProcess, CommandResult
-from hermes.sandbox.capture import DEFAULT_BYTES
 from hermes.sandbox.isolated import IsolatedSandbox
 from hermes.sandbox.network.plan import has_own_network
-from hermes.sandbox.process import Process
+from hermes.sandbox.process import DEFAULT_BYTES, Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
 from hermes.sandbox.workspace import WORKSPACE, Workspace
 

@@ -126,7 +126,7 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summarize"},
     "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
     "utils.advantages": _same(
-        "hermes.compat.atropos.advantages:",
+        "hermes.compat.atropos.helpers:",
         "allclose_to_first",
         "compute_stats",
         "compute_discounted_returns",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes.core.names import did_you_mean, nearest
-from hermes.data.formats import atif, axolotl, messages, openai_preference, record, sharegpt, sts, tokens, trl
+from hermes.data.formats import atif, axolotl, messages, record, sharegpt, sts, tokens, trl
 from hermes.data.formats.base import Format
 from hermes.errors import UsageError
 
@@ -14,7 +14,7 @@ FORMATS: dict[str, Format] = {
         sharegpt.USER_ASSISTANT,
         messages.FORMAT,
         messages.FINETUNE,
-        openai_preference.FORMAT,
+        trl.OPENAI_PREFERENCE,
         trl.SFT,
         trl.PREFERENCE,
         trl.UNPAIRED,

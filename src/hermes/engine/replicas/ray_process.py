@@ -23,7 +23,7 @@ from typing import Any
 from hermes.cluster.actors import ActorEnd, Versions, check_versions, installed_versions, wait_for_end
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.fleet import WorkerPlacement
-from hermes.engine.replicas.messages import WorkerSettings
+from hermes.engine.replicas.process import WorkerSettings
 from hermes.errors import UsageError
 from hermes.safety.access import TokenScheme
 from hermes.serving import listen
