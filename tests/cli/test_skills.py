@@ -95,10 +95,10 @@ def test_terminal_sequences_in_a_skill_are_not_printed(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_two_lines_and_an_exit_code(tmp_path: Path) -> None:
-    assert failure(hermes(tmp_path, "skills", "view", "axolot"), 2)[1] == "Did you mean axolotl?"
+    assert failure(hermes(tmp_path, "skills", "view", "axolot"), 2)[1] == "did you mean axolotl?"
     assert "neither a bundled skill nor" in failure(hermes(tmp_path, "skills", "install", "nope"), 2)[0]
     near = failure(hermes(tmp_path, "skills", "install", "official/mlops/axolot"), 2)
-    assert near[1] == "Did you mean axolotl?"
+    assert near[1] == "did you mean axolotl?"
     assert "no skill 'nope'" in failure(hermes(tmp_path, "skills", "check", "nope"), 2)[0]
     missing = failure(hermes(tmp_path, "skills", "view", "vllm", "--file", "../trl/SKILL.md"), 2)
     assert "outside the directory" in missing[0]

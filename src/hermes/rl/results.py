@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import JSONObject
+from hermes.core.clock import now_ms
 from hermes.disk.files import read_text
 from hermes.rl.config.fields import WANDB_PROJECT
 from hermes.rl.config.mixture import mixture_label
-from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
+from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metrics
 from hermes.rl.supervise.disk_room import DiskRoom
 from hermes.rl.supervise.process import read_tail
 from hermes.safety.text import printable

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hermes.cli.options import CommandGroup, json_option, refuse_key
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 
 _output_dir = click.option(
@@ -225,10 +225,10 @@ def delete(run_name: str, output_dir: Path, yes: bool, as_json: bool) -> None:
 
 def _unknown_run(name: str, output_dir: Path) -> UsageError:
     names = sorted(path.parent.name for path in output_dir.glob("*/run.json"))
-    close = get_close_matches(name, names, n=1)
     listing = f"there are: {', '.join(names)}" if names else "--output-dir names another folder"
-    hint = f"did you mean {close[0]}?" if close else listing
-    return UsageError(f"there is no run '{name}' in {output_dir}", hint)
+    return UsageError(
+        f"there is no run '{name}' in {output_dir}", did_you_mean(nearest(name, names), listing)
+    )
 
 
 @batch.command("list")

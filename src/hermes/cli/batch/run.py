@@ -28,8 +28,8 @@ from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
 from hermes.config.providers import resolve_model
 from hermes.errors import UsageError
-from hermes.models.prices import price_of
 from hermes.models.served import choose_model
+from hermes.models.usage import price_of
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.tools import distributions

@@ -16,7 +16,7 @@ from hermes.cli.data.score import score
 from hermes.cli.options import CommandGroup, FilterOptions, filter_options, json_option, make_options
 
 if TYPE_CHECKING:
-    from hermes.data.redaction.scan import RedactionFinding
+    from hermes.data.redaction.redact import RedactionFinding
     from hermes.store import Filter, Reader
 
 
@@ -171,7 +171,7 @@ def redact(check: bool, as_json: bool, **filters: Any) -> None:
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
-    from hermes.data.redaction.scan import scan
+    from hermes.data.redaction.redact import scan
     from hermes.safety.redact import Redactor
 
     conditions = _build_filter(filters)
@@ -182,7 +182,7 @@ def redact(check: bool, as_json: bool, **filters: Any) -> None:
 
 def _report_findings(findings: list[RedactionFinding], *, check: bool, as_json: bool) -> None:
     """Prints the findings; a check with findings exits with 1."""
-    from hermes.data.redaction.scan import totals
+    from hermes.data.redaction.redact import totals
 
     counts = totals(findings)
     if as_json:

@@ -17,9 +17,9 @@ from hermes.batch.workers.process import ProcessWorkers
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject, RaterSource
+from hermes.core.stats import Interval, interval
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
-from hermes.envs.stats import Interval, interval
 from hermes.errors import HermesError
 from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from hermes.core.clock import now_ms
 from hermes.errors import HermesError
-from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus
 from hermes.rl.supervise.disk_room import DiskRoom
 from hermes.rl.supervise.process import (
     TAIL_BYTES,
