@@ -147,7 +147,7 @@ TABLE = [
     ("api --port 99999", 2, "99999 is not in the range", "hermes api --help"),
     ("api --host 0.0.0.0", 2, "refusing to listen on 0.0.0.0 without a token", "HERMES_API_TOKEN"),
     ("api --state-dir good.py", 2, "Directory 'good.py' is a file", "hermes api --help"),
-    ("batch list extra", 2, "unexpected extra argument", "hermes batch list --help"),
+    ("batch status first extra", 2, "unexpected extra argument", "hermes batch status --help"),
     ("compress", 2, "no input is named", "hermes compress FILE"),
     ("compress missing.jsonl", 2, "'missing.jsonl' is no file, no folder", "name one of these"),
     ("config path extra", 2, "unexpected extra argument", "hermes config path --help"),

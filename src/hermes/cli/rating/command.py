@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option, stored_variables
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import add_options, json_option, stored_variables
 from hermes.cli.rating.queue import queue
 
 _VERDICT = "verdict"
@@ -110,17 +112,17 @@ def stats(queue: str | None, as_json: bool) -> None:
     click.option("--rubric", help="What the judge is to look at."),
     click.option("--limit", type=click.IntRange(min=1), help="Most trajectories."),
 )
-@filter_options
+@model_options(FilterOptions)
 @json_option
 @stored_variables
-def auto(**params: Any) -> None:
+def auto(filters: FilterOptions, **params: Any) -> None:
     """Let a reward rule, a judge or a reward model rate.
 
     Its ratings are marked as such, with its agreement with people.
     """
     from hermes.cli.rating.auto import run_auto
 
-    run_auto(params)
+    run_auto(filters.build(), params)
 
 
 rate.add_command(queue)

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import add_options, json_option
 
 
 @click.command("queue")
@@ -43,9 +45,9 @@ from hermes.cli.options import add_options, filter_options, json_option
     click.option("--delete", is_flag=True, help="Delete the queue; the ratings given in it stay."),
     click.option("--yes", is_flag=True, help="Do not ask before --delete."),
 )
-@filter_options
+@model_options(FilterOptions)
 @json_option
-def queue(**params: Any) -> None:
+def queue(filters: FilterOptions, **params: Any) -> None:
     """Rate one item after another with single keys, from the queue NAME.
 
     A queue that does not exist is made, from the rule and the filters; naming it again continues it. Two
@@ -59,6 +61,6 @@ def queue(**params: Any) -> None:
     if params["delete"]:
         delete_queue(params["name"], yes=params["yes"], as_json=params["as_json"])
         return
-    make_queue(params)
+    make_queue(filters.build(), params)
     if not params["make"]:
         rate_items(params["name"], params["rater"])

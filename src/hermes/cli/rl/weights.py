@@ -97,7 +97,7 @@ def serve(run_id: str, port: int | None) -> None:
     if url is not None:
         click.echo(f"the run's own engine serves it: {url}/v1, model policy")
         return
-    if run.config()["run"]["service"]:
+    if run.config().run.service:
         serve_service(run, port, click.echo)
         report_stop("rl serve")
         return

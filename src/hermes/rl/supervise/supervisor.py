@@ -17,9 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from hermes.errors import HermesError
-from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus, now_ms
-from hermes.rl.supervise.disk_room import DiskRoom
-from hermes.rl.supervise.process import (
+from hermes.rl.disk_room import DiskRoom
+from hermes.rl.process import (
     TAIL_BYTES,
     Exited,
     ProcessHandle,
@@ -28,6 +27,7 @@ from hermes.rl.supervise.process import (
     last_error,
     read_tail,
 )
+from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus, now_ms
 
 _TICK_S = 0.1
 _MAX_EXITS = 5
