@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import Role
+from hermes.core.stats import interval
 from hermes.data.formats.messages import strict_message
 from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
-from hermes.envs.stats import interval
 from hermes.envs.tasks.functions.requests import FunctionRequest
 from hermes.envs.tasks.split import Split
 from hermes.quickstart.chart import svg

@@ -42,8 +42,8 @@ BATCH_FILES = {
 
 
 def metrics() -> Iterator[str]:
-    from hermes.engine.server import metric_help as engine
-    from hermes.rollouts.core import metric_help as api
+    from hermes.engine.server.tinker import service as engine
+    from hermes.rollouts.core import metrics as api
     from hermes.training.monitor.metric_table import SECTIONS
 
     yield "# Metrics\n"

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hermes.agent.build import RolloutPlan, UserCallbacks, open_writer
+from hermes.agent.build import RolloutPlan, UserCallbacks, open_writer, system_prompt
 from hermes.agent.chat import Conversation
-from hermes.agent.prompt import system_prompt
 from hermes.core import Source, StepKind
 from hermes.models.local.bundled import model_folder
 from hermes.models.open import open_model

@@ -11,14 +11,13 @@ import pytest
 from hermes.batch.compare.scores import (
     Attempt,
     Contender,
-    bootstrap_interval,
     compare_models,
     disagreements,
     sign_test,
     task_means,
-    wilson_interval,
 )
 from hermes.batch.exact import final_part, matches, normalise
+from hermes.core.stats import bootstrap, wilson
 from hermes.data.formats.batch import dataset_row
 from tests.batch.made import row, usage
 
@@ -35,17 +34,15 @@ def contender(model: str, *rewards: float | None, failed: int = 0) -> Contender:
     ("successes", "trials", "low", "high"),
     [(8, 10, 0.4901625, 0.9433178), (5, 10, 0.2365931, 0.7634069), (1, 20, 0.0088814, 0.2361307)],
 )
-def test_wilson_intervals_are_those_of_the_formula(
-    successes: int, trials: int, low: float, high: float
-) -> None:
-    got = wilson_interval(successes, trials)
+def test_wilsons_are_those_of_the_formula(successes: int, trials: int, low: float, high: float) -> None:
+    got = wilson(successes, trials)
     assert (got.low, got.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
 
 
-def test_wilson_intervals_touch_the_ends_and_never_leave_them() -> None:
-    assert wilson_interval(0, 10).low == 0.0
-    assert wilson_interval(0, 10).high == pytest.approx(0.2775328, abs=1e-6)
-    assert (wilson_interval(10, 10).low, wilson_interval(10, 10).high) == (
+def test_wilsons_touch_the_ends_and_never_leave_them() -> None:
+    assert wilson(0, 10).low == 0.0
+    assert wilson(0, 10).high == pytest.approx(0.2775328, abs=1e-6)
+    assert (wilson(10, 10).low, wilson(10, 10).high) == (
         pytest.approx(0.7224672, abs=1e-6),
         1.0,
     )
@@ -53,12 +50,12 @@ def test_wilson_intervals_touch_the_ends_and_never_leave_them() -> None:
 
 def test_a_bootstrap_is_repeatable_and_lies_around_the_mean() -> None:
     values = [0.0, 0.25, 0.5, 0.75, 1.0] * 20
-    got = bootstrap_interval(values)
-    assert got == bootstrap_interval(values)
+    got = bootstrap(values)
+    assert got == bootstrap(values)
     # the standard error of the mean is 0.3536 / 10, so 1.96 of them are 0.0693
     assert got.low == pytest.approx(0.5 - 0.0693, abs=0.01)
     assert got.high == pytest.approx(0.5 + 0.0693, abs=0.01)
-    assert bootstrap_interval([0.3])[:2] == (0.3, 0.3)
+    assert (bootstrap([0.3]).low, bootstrap([0.3]).high) == (0.3, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +78,11 @@ def test_samples_of_a_task_are_averaged_before_tasks_are() -> None:
     assert score.interval is not None and score.interval.method == "bootstrap"
 
 
-def test_a_pass_rate_with_one_sample_a_task_has_a_wilson_interval() -> None:
+def test_a_pass_rate_with_one_sample_a_task_has_a_wilson() -> None:
     got = compare_models([contender("m", *[1.0] * 8, 0.0, 0.0)], [])
     assert got.binary
     assert got.scores[0].score == pytest.approx(0.8)
-    assert got.scores[0].interval == wilson_interval(8, 10)
+    assert got.scores[0].interval == wilson(8, 10)
 
 
 def test_one_reward_between_makes_every_score_a_mean() -> None:

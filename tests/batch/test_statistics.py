@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hermes.batch.output.statistics import describe_rewards, has_reasoning, percentiles, quantile, spread
+from hermes.batch.output.statistics import describe_rewards, has_reasoning, percentiles, spread
 from hermes.core import JSONObject
+from hermes.core.stats import quantile
 from tests.batch.made import START_MS, done, failed, filtered, finish, usage
 
 

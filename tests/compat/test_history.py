@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hermes.compat.atropos.history import ensure_trajectory_token_limit, truncate_thinking
+from hermes.compat.atropos.helpers import ensure_trajectory_token_limit, truncate_thinking
 from hermes.envs.tokenise import tokenize_for_trainer
 from tests.envs.templates import bundled_tokenizer
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes.config import variables
-from hermes.engine.server import metric_help as engine
-from hermes.rollouts.core import metric_help as api
+from hermes.engine.server.tinker import service as engine
+from hermes.rollouts.core import metrics as api
 from hermes.training.monitor.metric_table import SECTIONS, undescribed
 from tests.docs.pages import ROOT
 from tests.docs.scripts import load_script

@@ -188,7 +188,7 @@ def test_settings_that_do_not_go_together_are_said_to_be_that_and_not_listed() -
 def test_a_close_flag_is_suggested() -> None:
     with pytest.raises(UsageError) as caught:
         resolved("--env.gruop_size", "2")
-    assert caught.value.hint == "Did you mean --env.group_size?"
+    assert caught.value.hint == "did you mean --env.group_size?"
 
 
 def test_help_lists_every_field_with_its_default() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hermes.envs.builtin.calculator import CalculatorConfig, CalculatorEnv
+from hermes.envs.builtin.generated import Curriculum
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.curriculum import Curriculum
 
 
 def test_a_level_opens_when_enough_groups_of_the_present_one_succeed() -> None:

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.compat.atropos.advantages import (
+from hermes.compat.atropos.helpers import (
     allclose_to_first,
     compute_discounted_returns,
     compute_grpo_process_supervision_advantages,
     compute_stats,
 )
+from hermes.core.stats import interval, wilson
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.groups import encode, join_items, rejection_reason
 from hermes.envs.modes import checkpoint, pacing
 from hermes.envs.modes.evaluate import measure
-from hermes.envs.modes.viewer import generate_html
-from hermes.envs.stats import interval, wilson
+from hermes.envs.modes.process import generate_html
 from hermes.errors import ProviderError
 
 CONFIG = BaseEnvConfig(group_size=2)
@@ -125,8 +125,8 @@ def test_the_page_shows_text_as_text(tmp_path: Path) -> None:
 
 
 def test_intervals_stay_in_bounds_and_hold_the_mean() -> None:
-    assert wilson(0, 10)[0] == 0 and 0 < wilson(0, 10)[1] < 0.35
-    assert wilson(10, 10)[1] == pytest.approx(1) and wilson(10, 10)[0] > 0.65
+    assert wilson(0, 10).low == 0 and 0 < wilson(0, 10).high < 0.35
+    assert wilson(10, 10).high == 1 and wilson(10, 10).low > 0.65
     one = interval([0, 1, 1, 1])
     assert one.method == "wilson" and one.low < one.mean == 0.75 < one.high
     graded = interval([0.1, 0.9, 0.5, 0.3])

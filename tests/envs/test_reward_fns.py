@@ -14,7 +14,7 @@ from hermes.compat.atropos.reward_fns import (
     registry,
 )
 from hermes.compat.atropos.reward_fns.maths import R1Reward
-from hermes.compat.atropos.reward_fns.meter import to_slp1
+from hermes.compat.atropos.reward_fns.text import to_slp1
 from hermes.envs.failures import classify
 from hermes.errors import MissingDependencyError, UsageError
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes.envs.builtin.calculator import one_step, two_steps
+from hermes.envs.builtin.preference import instruction
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.tasks import notes
-from hermes.envs.tasks.arithmetic import one_step, two_steps
 from hermes.envs.tasks.code_problems import code_problem
 from hermes.envs.tasks.corpus.pages import Lookup, make_lookup, page_at, page_path, pages, search
 from hermes.envs.tasks.functions.requests import functions_of, make_request
-from hermes.envs.tasks.instructions import instruction
 from hermes.envs.tasks.jobs.checks import FileIs, TerminalJob, grade_job
 from hermes.envs.tasks.jobs.kinds import make_job
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, extract_answer, puzzles

@@ -7,7 +7,7 @@ import pytest
 from hermes.core import Usage
 from hermes.errors import LimitError, ProviderError
 from hermes.models.budget import Budget
-from hermes.models.metered import MeteredChat
+from hermes.models.open import MeteredChat
 from tests.fakes.provider import FakeProvider, delayed, status, text
 from tests.models.clients import PRICE, asking, chat_on, completions_on, limited_to
 

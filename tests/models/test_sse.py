@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.models.remote.sse import EventDecoder
+from hermes.models.remote.endpoint import EventDecoder
 
 CHARACTERS = st.characters(codec="utf-8", exclude_characters="\r\n")
 TEXTS = st.lists(st.text(CHARACTERS).map(lambda text: "x" + text), max_size=6)

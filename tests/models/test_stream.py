@@ -6,7 +6,7 @@ import pytest
 
 from hermes.core import JSON, JSONObject
 from hermes.models.base import StreamDelta
-from hermes.models.remote.stream import StreamMerger
+from hermes.models.remote.openai_chat import StreamMerger
 from hermes.models.remote.wire import message_from_wire
 from hermes.models.tokens.traces import read_trace
 from tests.fakes.rendering import chunks, whole

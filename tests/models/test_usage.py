@@ -4,8 +4,14 @@ import pytest
 
 from hermes.config.settings import PriceSettings, Settings
 from hermes.core import JSONObject, Message, Role, Usage
-from hermes.models.prices import cost_usd, price_of
-from hermes.models.usage import estimate_prompt, estimate_tokens, read_usage, reported_cost_usd
+from hermes.models.usage import (
+    cost_usd,
+    estimate_prompt,
+    estimate_tokens,
+    price_of,
+    read_usage,
+    reported_cost_usd,
+)
 
 OPENAI = {
     "prompt_tokens": 100,

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from hermes.cli.main import COMMANDS
-from hermes.envs.stats import interval
+from hermes.core.stats import interval
 from hermes.quickstart import report
 from hermes.quickstart.evaluate import PolicyEvaluation
 from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage

@@ -228,7 +228,7 @@ def test_the_rules_order_items_as_they_say(db: Path, desk: RatingDesk, writer: W
 
 
 def test_a_preference_has_the_same_value_at_every_door() -> None:
-    from hermes.agent.rating import make_choice
+    from hermes.agent.chat import make_choice
     from hermes.web.rating.modes import SentDecision, make_event
 
     def on_the_page(decision: str) -> float:

@@ -65,7 +65,7 @@ def test_a_config_init_that_fails_is_reported(home_with: MakeHome, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("word", "fix"), [("statsu", "Did you mean 'status'?"), ("environments", "several words, in quotes")]
+    ("word", "fix"), [("statsu", "did you mean status?"), ("environments", "several words, in quotes")]
 )
 def test_a_word_that_is_no_command_is_not_taken_for_a_task(home_with: MakeHome, word: str, fix: str) -> None:
     done = hermes(home_with(), "rl", word)

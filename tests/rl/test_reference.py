@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from hermes.config.load import Config, load
+from hermes.core.clock import now_ms
 from hermes.rl import tool_handlers
 from hermes.rl.process import ProcessId
-from hermes.rl.run import RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import RlRun, RunState, RunStatus
 from hermes.rl.run_config import RunConfig
 from hermes.rl.tools import TOOLS
 from tests.cli.process import failure

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config, load
+from hermes.core.clock import now_ms
 from hermes.rl.process import ProcessId
-from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus
 from hermes.rl.run_config import RunConfig
 from hermes.rl.tool_handlers import CHECK_EVERY_S, check_status
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import RlRun, RunStatus, now_ms
+from hermes.core.clock import now_ms
+from hermes.rl.run import RlRun, RunStatus
 from hermes.rl.run_config import RunConfig
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes

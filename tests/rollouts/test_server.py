@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hermes.errors import UsageError
-from hermes.rollouts.security import TOKEN_SCHEME
+from hermes.rollouts.server import TOKEN_SCHEME
 from hermes.safety.access import HttpAccessPolicy, is_loopback, policy_for
 from tests.rollouts.conftest import Client, Launch, command, environment, group, marks
 from tests.waiting import wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.sandbox.capture import Capture
+from hermes.sandbox.process import Capture
 
 
 @settings(deadline=None, database=None)

@@ -9,7 +9,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.errors import SandboxError
 from hermes.sandbox import open_sandbox, unusable_reason
-from hermes.sandbox.docker_args import exec_argv, kill_argv, run_argv, shell_argv
+from hermes.sandbox.docker import exec_argv, kill_argv, run_argv, shell_argv
 from hermes.sandbox.workspace import Workspace
 from tests.sandbox.conftest import need
 

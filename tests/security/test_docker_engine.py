@@ -13,8 +13,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox, end_processes
-from hermes.sandbox.docker import find_engine
-from hermes.sandbox.docker_args import LABEL
+from hermes.sandbox.docker import LABEL, find_engine
 from tests.sandbox.conftest import Marker, need
 
 SETTINGS = SandboxSettings(backend="docker", memory_mb=100, max_processes=60)

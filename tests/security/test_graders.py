@@ -12,8 +12,14 @@ import pytest
 
 from hermes.envs.rewards.mathematics import MathGrader
 from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
-from hermes.envs.tasks.plain_answers import is_arithmetic_of_numbers, is_data, is_expression
-from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, puzzles
+from hermes.envs.tasks.reasoning import (
+    EVALUATING,
+    PuzzleGrader,
+    is_arithmetic_of_numbers,
+    is_data,
+    is_expression,
+    puzzles,
+)
 from hermes.envs.tasks.split import Split
 from hermes.sandbox.guards import seccomp
 from tests.waiting import wait_until_ended

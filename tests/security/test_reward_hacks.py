@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from hermes.core import ToolCall
-from hermes.envs.builtin.calculator import CalculatorEnv, _progress
+from hermes.envs.builtin.calculator import CalculatorEnv, _progress, one_step
 from hermes.envs.modes.commandline import build, parse
 from hermes.envs.rewards.text import mentions
-from hermes.envs.tasks.arithmetic import one_step
 from hermes.envs.tasks.corpus.pages import make_lookup, workshops
 from hermes.envs.tasks.split import Split, draw
 from hermes.envs.tasks.vocabulary import CITIES, PEOPLE, SUBJECTS, THINGS

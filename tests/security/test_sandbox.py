@@ -16,7 +16,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox, end_processes
-from hermes.sandbox.docker_args import KILL_ALL
+from hermes.sandbox.docker import KILL_ALL
 from hermes.sandbox.guards import seccomp
 from hermes.sandbox.guards.git_guard import harmless_config
 from hermes.sandbox.open import unusable_reason

@@ -9,10 +9,9 @@ import pytest
 
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox
-from hermes.sandbox.checks import sandbox_checks
 from hermes.sandbox.guards import memory_group
 from hermes.sandbox.guards.memory_group import create_memory_group, group_parents, missing_reason
-from hermes.sandbox.open import unusable_reason
+from hermes.sandbox.open import sandbox_checks, unusable_reason
 
 SETTINGS = SandboxSettings(backend="bubblewrap", memory_mb=128)
 needs_bubblewrap = pytest.mark.skipif(

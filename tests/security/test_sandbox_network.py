@@ -20,7 +20,7 @@ from hermes.config.settings import SandboxSettings
 from hermes.errors import ConfigError, SandboxError
 from hermes.safety.urls import is_public
 from hermes.sandbox import open_sandbox
-from hermes.sandbox.docker_args import run_argv
+from hermes.sandbox.docker import run_argv
 from hermes.sandbox.network import plan, tunnel
 from hermes.sandbox.open import unusable_reason
 

@@ -68,7 +68,7 @@ def test_an_alias_finds_its_skill_and_a_name_wins_over_an_alias(home: Path, writ
     assert catalogue.search("firing")[0].name == "porcelain"
     with pytest.raises(UsageError) as caught:
         catalogue.find("cloud/firing")
-    assert caught.value.hint.startswith("Did you mean porcelain")
+    assert caught.value.hint.startswith("did you mean porcelain")
 
 
 def test_no_name_or_alias_of_the_library_is_used_twice(tmp_path: Path) -> None:

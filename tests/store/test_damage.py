@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.rating import make_rating
+from hermes.agent.chat import make_rating
 from hermes.core import Message, Reward, Trajectory
 from hermes.errors import HermesError, StoreError, UsageError
 from hermes.store import Reader, Writer

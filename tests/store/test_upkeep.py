@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.rating import make_rating
+from hermes.agent.chat import make_rating
 from hermes.core import Message, Reward
 from hermes.errors import UsageError
 from hermes.safety.redact import Redactor

@@ -57,7 +57,7 @@ async def test_a_skill_and_its_files_are_read(tmp_path: Path) -> None:
         assert (skill["content"], skill["files"], skill["origin"]) == ("Heat it.\n", ["cones.md"], "user")
         assert await text(bench, "skill_view", name="kiln", file_path="cones.md") == "cone 10"
         _, unknown = await error(bench, "skill_view", name="kilm")
-        assert unknown == "there is no skill 'kilm'. Did you mean kiln?"
+        assert unknown == "there is no skill 'kilm'. did you mean kiln?"
         _, outside = await error(bench, "skill_view", name="kiln", file_path="../../config.yaml")
         assert "outside the directory" in outside
 

@@ -6,7 +6,6 @@ in the `RolloutPlan` they pass.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,11 @@ from pathlib import Path
 from hermes.agent.capture import Recorder
 from hermes.agent.loop import AgentLoop
 from hermes.agent.memory import add_memory
-from hermes.agent.prompt import system_prompt
 from hermes.config import paths
 from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Header, Message, Relation, Sampling, Source, StopReason, new_id
+from hermes.core.clock import now_ms
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
@@ -88,7 +87,7 @@ def open_writer(config: Config) -> Writer:
 
 def new_header(source: Source, model: ChatModel) -> Header:
     """A header with a fresh id; use dataclasses.replace for further fields."""
-    return Header(new_id(), source, model.name, time.time_ns() // 1_000_000)
+    return Header(new_id(), source, model.name, now_ms())
 
 
 @asynccontextmanager
@@ -272,3 +271,35 @@ def _delegate(
         )
 
     return delegate
+
+
+_IDENTITY = "You are Hermes, a careful assistant that gets things done with tools."
+
+_HOW = (
+    "Use a tool when it gives a better answer than memory; otherwise answer directly. "
+    "Check results before you rely on them, and say plainly what you could not do. "
+    "When the task is done, answer in a few sentences without calling another tool."
+)
+
+
+def system_prompt(
+    tools: Sequence[Tool],
+    workspace: str | None,
+    skills: Sequence[tuple[str, str]] = (),
+    instead: str | None = None,
+) -> str:
+    """The built-in prompt, or `instead`, which replaces all of it.
+
+    `skills` are (name, one short line) pairs, listed when the model can open them.
+    """
+    if instead is not None:
+        return instead
+    parts = [_IDENTITY]
+    if tools:
+        parts.append(_HOW)
+    if workspace is not None:
+        parts.append(f"Your working directory is {workspace}; relative paths start there.")
+    if skills:
+        lines = [f"- {name}: {line}" for name, line in skills]
+        parts.append("Skills you can open with skill_view before a task they fit:\n" + "\n".join(lines))
+    return "\n\n".join(parts)

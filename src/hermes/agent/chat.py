@@ -8,6 +8,7 @@ recorded is ever edited.
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,9 +16,21 @@ from dataclasses import replace
 from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
 from hermes.agent.loop import AgentLoop
 from hermes.agent.memory import strip_memory
-from hermes.agent.rating import make_choice, make_rating
 from hermes.config.load import Config
-from hermes.core import Message, Rating, Relation, Role, Source, Step, StepKind, Trajectory, new_id
+from hermes.core import (
+    Message,
+    Rating,
+    RatingKind,
+    Relation,
+    Role,
+    Source,
+    Step,
+    StepKind,
+    Trajectory,
+    new_id,
+)
+from hermes.core.clock import now_ms
+from hermes.core.rating import preference_value
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel
 from hermes.store import Writer
@@ -187,3 +200,46 @@ class Conversation:
                 self._loop.prepare(message, ephemeral=True)
             else:
                 self._loop.prepare(message, record_as=strip_memory(message))
+
+
+_THUMBS = {"good": 1.0, "bad": -1.0}
+
+
+def make_rating(
+    trajectory_id: str,
+    verdict: str,
+    *,
+    rater: str | None = None,
+    comment: str | None = None,
+    step_index: int | None = None,
+) -> Rating:
+    """`verdict` is good, bad, or 1 to 5."""
+    thumb = verdict in _THUMBS
+    return Rating(
+        id=new_id(),
+        trajectory_id=trajectory_id,
+        kind=RatingKind.THUMB if thumb else RatingKind.SCORE,
+        value=_THUMBS[verdict] if thumb else float(verdict),
+        rater=rater or getpass.getuser(),
+        created_at_ms=now_ms(),
+        step_index=step_index,
+        comment=comment,
+    )
+
+
+def make_choice(
+    trajectory_id: str, step_index: int, other_id: str, other_step: int, *, better: bool = True
+) -> Rating:
+    """The answer at `step_index` against the one at `other_step`, which was shown first."""
+    return Rating(
+        id=new_id(),
+        trajectory_id=trajectory_id,
+        kind=RatingKind.PAIR,
+        value=preference_value(1 if better else -1),
+        rater=getpass.getuser(),
+        created_at_ms=now_ms(),
+        other_id=other_id,
+        step_index=step_index,
+        other_step=other_step,
+        shown_first=other_id,
+    )

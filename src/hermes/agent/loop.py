@@ -33,10 +33,11 @@ from hermes.core import (
     ToolResult,
     Usage,
 )
+from hermes.core.clock import now_ms
 from hermes.core.model_call import INTERRUPTED
 from hermes.errors import LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
-from hermes.models.prices import price_of
+from hermes.models.usage import price_of
 from hermes.tools.base import Tool, Workbench
 from hermes.tools.execute import run_tool_call
 
@@ -144,11 +145,11 @@ class AgentLoop:
         return self.outcome
 
     async def _record_prepared(self) -> AsyncIterator[Step]:
-        for message, ephemeral in self._prepared:
-            step = Step(self.recorder.reserve(), StepKind.INPUT, message, _now_ms(), ephemeral=ephemeral)
+        while self._prepared:  # a turn that is stopped here leaves the rest, and only the rest, for the next
+            message, ephemeral = self._prepared.pop(0)
+            step = Step(self.recorder.reserve(), StepKind.INPUT, message, now_ms(), ephemeral=ephemeral)
             await self.recorder.append(step)
             yield step
-        self._prepared.clear()
 
     async def _call_model(self) -> Step:
         """One model call, recorded with its exact input."""
@@ -172,7 +173,7 @@ class AgentLoop:
     async def _ask(self, context: tuple[Message, ...]) -> tuple[ChatReply, int]:
         """The model's reply, and when it was asked."""
         request = ChatRequest(context, self._schemas, self.sampling, self._time_left_s())
-        started_ms = _now_ms()
+        started_ms = now_ms()
         partial = PartialAnswer(self.on_delta)
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -197,7 +198,7 @@ class AgentLoop:
             sampling=self.sampling,
             finish_reason=INTERRUPTED,
             usage=Usage(),
-            latency_ms=float(_now_ms() - started_ms),
+            latency_ms=float(now_ms() - started_ms),
         )
         message = Message.assistant(partial.text, reasoning=partial.reasoning or None)
         self.cost_usd = None
@@ -238,12 +239,16 @@ class AgentLoop:
     async def _run_tool(self, call: ToolCall, index: int) -> Step:
         recorded = self.recorded.result(call, self._offered.get(call.name)) if self.recorded else None
         if recorded is None:
-            started_ms = _now_ms()
+            started_ms = now_ms()
             message, result = await run_tool_call(call, self._offered, self.bench)
             step = Step(index, StepKind.TOOL, message, started_ms, result=result)
         else:
             step = replace(recorded, index=index)
-        await self.recorder.append(step)
+        recording = asyncio.ensure_future(self.recorder.append(step))
+        try:
+            await asyncio.shield(recording)
+        except asyncio.CancelledError:
+            await recording  # the writer has the step already: it counts as done, not as cancelled
         return step
 
     async def _cancel_open_calls(self) -> AsyncIterator[Step]:
@@ -267,7 +272,7 @@ class AgentLoop:
             result = ToolResult(call.id, call.name, False, 0.0, ToolErrorKind.CANCELLED, None, len(content))
             index = self._reserved.get(call.id)
             index = self.recorder.reserve() if index is None else index
-            step = Step(index, StepKind.TOOL, message, _now_ms(), result=result)
+            step = Step(index, StepKind.TOOL, message, now_ms(), result=result)
             await self.recorder.append(step)
             yield step
 
@@ -310,7 +315,3 @@ def _call_positions(messages: Sequence[Message]) -> Iterator[tuple[int, ToolCall
 
 def _succeeded(task: asyncio.Task[Step]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -6,13 +6,13 @@ new score. Rewards are appended; earlier ones stay. Infrastructure failures are 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.tasks import TaskRow
 from hermes.core import Reward, Role, Trajectory
+from hermes.core.clock import now_ms
 from hermes.errors import UsageError
 from hermes.sandbox.base import Sandbox
 from hermes.store import Writer
@@ -54,7 +54,7 @@ async def rescore(
         except GraderError as error:
             result.errors.append(error.message)
             continue
-        reward = Reward(header.id, value, reference, {"rescored": True}, time.time_ns() // 1_000_000)
+        reward = Reward(header.id, value, reference, {"rescored": True}, now_ms())
         writer.add_reward(reward).result()
         result.rewards[header.id] = value
     return result

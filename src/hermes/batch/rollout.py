@@ -20,6 +20,7 @@ from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import TaskRow
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Relation, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.core.clock import now_ms
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
 from hermes.sandbox.base import Sandbox, end_processes
@@ -168,7 +169,7 @@ async def _reward(
         value = await score(context.rewards[reference], row, trajectory, sandbox)
     except GraderError as error:
         return None, error.message
-    context.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, time.time_ns() // 1_000_000))
+    context.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, now_ms()))
     return value, None
 
 

@@ -13,7 +13,7 @@ from hermes.config.load import Config
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject
 from hermes.errors import UsageError
-from hermes.models.prices import price_of
+from hermes.models.usage import price_of
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset, unusable_toolsets
 

@@ -6,10 +6,10 @@ A record for people who look at a run from outside (`hermes batch status`): the 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hermes.core.clock import now_ms
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.store import owner
 
@@ -33,7 +33,7 @@ class StartRecord:
 
 def write_start(folder: Path, total: int, finished_before: int) -> None:
     """Notes that this process runs the samples now."""
-    record = StartRecord(total, finished_before, time.time_ns() // 1_000_000, owner.this_process())
+    record = StartRecord(total, finished_before, now_ms(), owner.this_process())
     ensure_dir(folder / _FOLDER)
     atomic_write(folder / _FOLDER / _NAME, json.dumps(asdict(record)) + "\n")
 

@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.policy.improve:improve",
         "Learn from new ratings and promote the policy only if it is better.",
     ),
-    "paper": ("hermes.cli.paper:paper", "A LaTeX paper from a run's record, and the check of its numbers."),
     "policy": (
         "hermes.cli.policy.command:policy",
         "Policies: list, show, promote, rollback, compare, serve.",
@@ -143,18 +141,16 @@ class LazyGroup(click.Group):
         if " " in name.strip():
             return ask.name, ask, args
         if name not in COMMANDS and not name.startswith("-"):
-            close = get_close_matches(name, COMMANDS, n=1)
+            from hermes.core.names import did_you_mean, nearest
+
             question = " ".join(args) if len(args) > 1 else name
-            hint = f"Did you mean '{close[0]}'?" if close else "See 'hermes --help'."
-            raise click.UsageError(f"no such command '{name}'. {hint} To ask: hermes -q '{question}'", ctx)
+            hint = did_you_mean(nearest(name, COMMANDS), "see 'hermes --help'.")
+            raise click.UsageError(f"no such command '{name}'; {hint} To ask: hermes -q '{question}'", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from hermes.cli.terminal.opening import opening
-
         try:
-            with opening():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             from hermes.cli.terminal.interrupted import report_interrupt
 

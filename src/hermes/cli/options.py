@@ -6,7 +6,6 @@ A command with many options declares them as a pydantic model (`model_options.py
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,11 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from hermes.core.names import did_you_mean, nearest
+
             names = self.list_commands(ctx)
-            close = get_close_matches(name, names, n=1)
-            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(names)}."
-            raise click.UsageError(f"no such command '{name}'. {hint}", ctx)
+            hint = did_you_mean(nearest(name, names), f"there are: {', '.join(names)}")
+            raise click.UsageError(f"no such command '{name}'; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 

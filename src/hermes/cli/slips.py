@@ -6,12 +6,11 @@ recorded nothing yet, so the command goes on; a line on standard error says that
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import click
 
 from hermes.config.paths import db_path, home
 from hermes.core import Source, StopReason
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader
 
@@ -26,7 +25,8 @@ def check_words(filters: Filter) -> None:
     ):
         if word is not None and word not in words:
             raise UsageError(
-                f"{option}: no trajectory has '{word}'", f"{_nearest(word, words)}one of: {', '.join(words)}"
+                f"{option}: no trajectory has '{word}'",
+                did_you_mean(nearest(word, words), f"one of: {', '.join(words)}"),
             )
 
 
@@ -45,10 +45,5 @@ def report_unknown_names(filters: Filter) -> None:
         for kind, name in names.items():
             if name is None or reader.summaries(conditions[kind], limit=1):
                 continue
-            nearest = _nearest(name, reader.names(kind)).strip()
-            click.echo(f"no trajectory has the {kind} '{name}'{'; ' if nearest else ''}{nearest}", err=True)
-
-
-def _nearest(word: str, words: list[str]) -> str:
-    close = get_close_matches(word, words, n=1)
-    return f"did you mean '{close[0]}'? " if close else ""
+            hint = did_you_mean(nearest(name, reader.names(kind)))
+            click.echo(f"no trajectory has the {kind} '{name}'{hint and f'; {hint}'}", err=True)

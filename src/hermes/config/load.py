@@ -20,6 +20,7 @@ from hermes.config.schema import KeyPath
 from hermes.config.settings import Settings
 from hermes.config.validate import SettingProblem, validate
 from hermes.core import JSON, JSONObject
+from hermes.core.names import did_you_mean
 from hermes.disk.files import read_text
 from hermes.errors import ConfigError, UsageError
 
@@ -148,7 +149,7 @@ def _from_variables(variables: Mapping[str, str], origin: SettingOrigin, locatio
         elif "__" in name or origin is SettingOrigin.DOTENV:
             key = name.removeprefix(PREFIX).lower().replace("__", ".")
             near = [variable_for(suggestion.split(".")) for suggestion in schema.suggest(key)]
-            raise ConfigError(f"{location}{name} sets no known setting", schema.did_you_mean(near))
+            raise ConfigError(f"{location}{name} sets no known setting", did_you_mean(near))
     return layer
 
 
@@ -161,7 +162,7 @@ def _from_flags(overrides: Mapping[str, JSON]) -> _Layer:
     for key, value in overrides.items():
         path = schema.find_path(key.split("."))
         if path is None:
-            raise UsageError(f"unknown setting '{key}'", schema.did_you_mean(schema.suggest(key)))
+            raise UsageError(f"unknown setting '{key}'", schema.unknown_key_hint(key))
         layer = _merge((layer, _flatten_at(path, value, SettingOrigin.FLAG, f"flag for {key}")))
     return layer
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from hermes.config.settings import LOCAL, ProviderSettings, Settings, http_url
 from hermes.core import JSONObject
+from hermes.core.names import nearest
 from hermes.errors import ConfigError, UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -151,7 +151,7 @@ def _unknown_provider(model: str, provider: str, providers: list[str]) -> UsageE
         bundled = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
         hint = f"did you mean {bundled[0]}?" if bundled else f"write PROVIDER/NAME; {listing}"
         return UsageError(f"the model '{model}' names no provider", hint)
-    close = get_close_matches(provider, providers, n=1)
+    close = nearest(provider, providers)
     guess = f"{close[0]}/{model.partition('/')[2]}" if close else f"openrouter/{model}"
     hint = f"did you mean {guess}? {listing}"
     return UsageError(f"unknown provider '{provider}' in the model '{model}'", hint)

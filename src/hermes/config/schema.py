@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from hermes.config.settings import Settings
 from hermes.config.yaml_file import parse_scalar
 from hermes.core import JSON
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -32,7 +32,7 @@ def require_path(key: str) -> KeyPath:
     """The path of a key typed by a person; unknown keys are refused with the nearest ones."""
     path = find_path(key.split("."))
     if path is None:
-        raise ConfigError(f"unknown setting '{key}'", did_you_mean(suggest(key)))
+        raise ConfigError(f"unknown setting '{key}'", unknown_key_hint(key))
     return path
 
 
@@ -54,13 +54,12 @@ def suggest(key: str) -> list[str]:
     if head and _is_section(entry):
         keys += [f"{head}.{name}" for name in entry.model_fields]
     same = [candidate for candidate in keys if candidate.rpartition(".")[2] == last]
-    return same or get_close_matches(key, keys, n=3, cutoff=0.8)
+    return same or nearest(key, keys, cutoff=0.8)
 
 
-def did_you_mean(names: Sequence[str]) -> str:
-    if not names:
-        return "'hermes config show' lists every setting"
-    return f"did you mean {' or '.join(names)}?"
+def unknown_key_hint(key: str) -> str:
+    """What a person who wrote a key that does not exist may have meant."""
+    return did_you_mean(suggest(key), "'hermes config show' lists every setting")
 
 
 def is_container(path: Sequence[str]) -> bool:
@@ -107,7 +106,7 @@ def _match(kind: Kind, segments: KeyPath) -> KeyPath | None:
 
 
 def _near(name: str, section: type[BaseModel]) -> bool:
-    return bool(get_close_matches(name, section.model_fields, n=1, cutoff=0.7))
+    return bool(nearest(name, section.model_fields, cutoff=0.7))
 
 
 def _kind_at(path: Sequence[str]) -> Kind:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from hermes.config import load, schema
 from hermes.config.edit import is_variable
@@ -13,6 +12,7 @@ from hermes.config.load import Config, SettingOrigin
 from hermes.config.providers import profiles
 from hermes.config.secrets import hide
 from hermes.core import JSON, JSONObject
+from hermes.core.names import did_you_mean, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ def note_on_change(config: Config, key: str) -> str | None:
     if config.variable_origin(key) is SettingOrigin.ENVIRONMENT:
         return "the environment's value still overrides it"
     key_variables = {p.key_env for p in profiles(config.settings, config.environ).values() if p.key_env}
-    near = get_close_matches(key, key_variables, n=1, cutoff=0.85)
+    near = nearest(key, key_variables, cutoff=0.85)
     if near and key not in key_variables:
-        return f"no provider uses {key}; did you mean {near[0]}?"
+        return f"no provider uses {key}; {did_you_mean(near)}"
     return None
 
 

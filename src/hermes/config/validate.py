@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from hermes.config.schema import did_you_mean, dotted, suggest
+from hermes.config.schema import dotted, unknown_key_hint
 from hermes.config.secrets import looks_secret
 from hermes.config.settings import Settings
 from hermes.core import JSON, JSONObject
+from hermes.core.names import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -60,7 +60,7 @@ def _problem(error: ErrorDetails) -> SettingProblem:
     path = error["loc"]
     key = dotted(path)
     if error["type"] == "extra_forbidden":
-        hint = did_you_mean(suggest(key))
+        hint = unknown_key_hint(key)
         if looks_secret(key):
             hint = "keys do not belong in config.yaml: 'hermes config set NAME_API_KEY' stores one in .env"
         return SettingProblem(path, f"unknown setting '{key}'", hint)
@@ -78,8 +78,7 @@ def _nearest(error: ErrorDetails) -> str:
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
     allowed = re.findall(r"'([^']*)'", str(error["ctx"]["expected"]))
-    close = get_close_matches(error["input"].lower(), allowed, n=3)
-    return did_you_mean(close) if close else ""
+    return did_you_mean(nearest(error["input"].lower(), allowed))
 
 
 def _expected(error: ErrorDetails) -> str:

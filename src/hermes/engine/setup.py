@@ -89,7 +89,7 @@ def build(options: EngineOptions) -> EngineParts:
 
 def _build_ranks(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> EngineParts:
     """The leader's parts, of a model that several processes have together; they divide the memory limit."""
-    from hermes.engine.tensor_parallel.start import start_ranks
+    from hermes.engine.tensor_parallel.followers import start_ranks
 
     memory_bytes = options.memory_bytes and options.memory_bytes // options.tensor_parallel_size
     backbone, followers = start_ranks(options, device, dtype)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core import Usage
 from hermes.errors import LimitError
-from hermes.models.prices import cost_usd
-from hermes.models.usage import estimate_tokens
+from hermes.models.usage import cost_usd, estimate_tokens
 
 if TYPE_CHECKING:
     from hermes.config.settings import PriceSettings

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hermes.errors import UsageError
+from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
 from hermes.models.budget import Budget
-from hermes.models.prices import price_of
+from hermes.models.usage import estimate_prompt, price_of
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
+    from hermes.config.settings import PriceSettings
     from hermes.models.base import ChatModel
     from hermes.models.tokens.completions import CompletionModel
 
@@ -34,7 +37,6 @@ def open_model(
     target = resolve_model(settings, config.environ, model or settings.model, base_url)
     if target.is_local:
         from hermes.models.local.chat import LocalChat
-        from hermes.models.metered import MeteredChat
 
         local = LocalChat.open(target.model, config.home, progress)
         return local if budget is None else MeteredChat(local, price_of(settings, target.name), budget)
@@ -58,3 +60,26 @@ def open_completions(
             "Name a served model, such as vllm/NAME, or give --base-url.",
         )
     return CompletionModel(target, price_of(settings, target.name), budget)
+
+
+class MeteredChat(ChatModel):
+    """Checks each call against the budget first, and records its usage afterwards."""
+
+    def __init__(self, model: ChatModel, price: PriceSettings | None, budget: Budget) -> None:
+        self._model = model
+        self._price = price
+        self._budget = budget
+
+    @property
+    def name(self) -> str:
+        return self._model.name
+
+    async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
+        prompt_tokens, longest = estimate_prompt(request.messages, request.tools), request.sampling.max_tokens
+        with self._budget.reserve(self.name, self._price, prompt_tokens, longest) as spent:
+            reply = await self._model.complete(request, on_delta)
+            spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
+        return reply
+
+    async def close(self) -> None:
+        await self._model.close()

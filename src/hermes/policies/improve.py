@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
+from hermes.core.clock import now_ms
 from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.trl import preference_row, unpaired_row
 from hermes.data.preference.pairs import PreferencePair
@@ -120,7 +120,7 @@ def improve(
             f"the current policy stands on {current.base_model}, not on {settings.base_model}",
             f"--base-model {current.base_model}, or hermes policy promote base",
         )
-    until_ms = time.time_ns() // 1_000_000
+    until_ms = now_ms()
     with Reader(db_path(config.home)) as reader:
         rows = gather_rows(
             reader, 0 if settings.everything else current.ratings_until_ms, settings.eval_share

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes.envs.stats import Interval, interval
+from hermes.core.stats import Interval, interval
 from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import MODEL, QuickstartRecipe
 from hermes.training.session import ProgressCallback

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from hermes.core.durations import duration
+from hermes.core.stats import Interval
 from hermes.disk.files import atomic_write
-from hermes.envs.stats import Interval
 from hermes.quickstart import chart
 from hermes.quickstart.outcome import QuickstartOutcome
 

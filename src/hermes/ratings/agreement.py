@@ -16,9 +16,8 @@ from itertools import combinations
 from statistics import median
 
 from hermes.core import RaterSource, Rating, RatingKind
+from hermes.core.stats import wilson
 from hermes.store.rating.queues import item_key
-
-_Z95 = 1.959963984540054
 
 
 class Scale(StrEnum):
@@ -42,10 +41,8 @@ class Share:
     def interval(self) -> tuple[float, float]:
         if not self.total:
             return 0.0, 1.0
-        p, n = self.count / self.total, self.total
-        centre = (p + _Z95**2 / (2 * n)) / (1 + _Z95**2 / n)
-        half = _Z95 / (1 + _Z95**2 / n) * math.sqrt(p * (1 - p) / n + _Z95**2 / (4 * n * n))
-        return max(0.0, centre - half), min(1.0, centre + half)
+        rate = wilson(self.count, self.total)
+        return rate.low, rate.high
 
 
 def krippendorff_alpha(units: Iterable[Sequence[float]], scale: Scale = Scale.NOMINAL) -> float | None:

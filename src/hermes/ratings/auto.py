@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hermes.core import JSONObject, Message, RaterSource, Rating, RatingKind, Reward, new_id
+from hermes.core.clock import now_ms
 from hermes.data.example import Example, UnfitError
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.preference.verdicts import last_turn, turn_end
@@ -124,12 +125,12 @@ def _record(writer: Writer, example: Example, rater: AutoRater, verdict: AutoVer
         RatingKind.SCORE,
         verdict.score,
         rater.name,
-        _now_ms(),
+        now_ms(),
         comment=verdict.comment,
         source=rater.source,
     )
     if verdict.reward is not None:
-        writer.add_reward(Reward(example.id, verdict.reward, rater.name, verdict.detail, _now_ms()))
+        writer.add_reward(Reward(example.id, verdict.reward, rater.name, verdict.detail, now_ms()))
     writer.add_rating(rating).result()
 
 
@@ -266,9 +267,3 @@ def _plain(messages: Sequence[Message]) -> list[JSONObject]:
             row["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
         rows.append(row)
     return rows
-
-
-def _now_ms() -> int:
-    import time
-
-    return time.time_ns() // 1_000_000

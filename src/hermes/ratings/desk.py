@@ -6,13 +6,12 @@ same id changes nothing. Safe to use from several threads; several processes sha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from hermes.core import Rating, RatingKind, canonical_json, content_hash, new_id
+from hermes.core import Rating, RatingKind, canonical_json, clock, content_hash, new_id
 from hermes.errors import UsageError
 from hermes.ratings.draft import RatingDraft
 from hermes.ratings.rules import items_of
@@ -64,7 +63,7 @@ class RatingDesk:
             raise UsageError(
                 f"rating {rating_id} is by {rating.rater}; {rater} cannot take it back", "rate it yourself"
             )
-        identity, now_ms = event_id or new_id(), _now_ms()
+        identity, now_ms = event_id or new_id(), clock.now_ms()
         if before is not None and before.kind is not RatingKind.WITHDRAW and before.rater == rater:
             event = replace(before, id=identity, created_at_ms=now_ms, replaces=rating_id)
         else:
@@ -108,7 +107,7 @@ class RatingDesk:
         request = TakeRequest(
             queue,
             rater,
-            _now_ms(),
+            clock.now_ms(),
             int(settings.lease_s * 1000),
             settings.raters_per_item,
             settings.repeat_share,
@@ -133,7 +132,7 @@ class RatingDesk:
     def progress(self, queue: str) -> QueueProgress:
         with Reader(self._db) as reader:
             settings = QueueSettings.from_text(reader.queue_settings(queue))
-            counts = reader.queue_counts(queue, settings.raters_per_item, _now_ms())
+            counts = reader.queue_counts(queue, settings.raters_per_item, clock.now_ms())
             raters = reader.queue_raters(queue)
         return QueueProgress(queue, settings, *counts, raters)
 
@@ -156,7 +155,3 @@ def _queue_item(lease: TakenItem, queue: str, settings: QueueSettings, rater: st
         lease.repeat,
         lease.until_ms,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

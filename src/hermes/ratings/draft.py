@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hermes.core import JSONObject, RaterSource, Rating, RatingKind, new_id
+from hermes.core import JSONObject, RaterSource, Rating, RatingKind, clock, new_id
 from hermes.core.rating import PLAIN_STRENGTH, STRENGTHS, preference_value
 from hermes.errors import UsageError
 
@@ -72,7 +71,7 @@ class RatingDraft:
             kind=kind,
             value=value,
             rater=self.rater,
-            created_at_ms=time.time_ns() // 1_000_000 if now_ms is None else now_ms,
+            created_at_ms=clock.now_ms() if now_ms is None else now_ms,
             other_id=self.other_id,
             step_index=self.step_index,
             comment=self.comment or None,

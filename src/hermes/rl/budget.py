@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hermes.core.clock import now_ms
 from hermes.disk.files import ensure_dir, read_text
 from hermes.errors import UsageError
-from hermes.rl.run import RlRun, all_runs, last_step, now_ms
+from hermes.rl.run import RlRun, all_runs, last_step
 from hermes.rl.service import service_of
 from hermes.safety.access import leads_to_loopback
 from hermes.training.service.token_meter import TokenCounts, read_tokens
@@ -123,7 +124,7 @@ def charge_test(
 
 def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
     """The cost if every model call of every rollout has the maximum length."""
-    from hermes.models.prices import price_of
+    from hermes.models.usage import price_of
     from hermes.rl.checks.inference_test import is_local, priced_name
 
     if is_local(name):
@@ -140,7 +141,7 @@ def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: in
 
 def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
     """A field of the environment that names a model or address that may cost money."""
-    from hermes.models.prices import price_of
+    from hermes.models.usage import price_of
 
     for name, value in resolved.section("env").items():
         if not isinstance(value, str) or not value or name == "rollout_server_url":

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import JSONObject
+from hermes.core.clock import now_ms
 from hermes.disk.files import read_text
 from hermes.rl.disk_room import DiskRoom
 from hermes.rl.process import read_tail
-from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, now_ms, read_metrics
+from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metrics
 from hermes.rl.run_config import RunConfig
 from hermes.safety.text import printable
 from hermes.training.monitor.sinks import read_wandb

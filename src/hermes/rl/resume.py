@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hermes.core.clock import now_ms
 from hermes.errors import UsageError
 from hermes.rl.config.fields import find_field
 from hermes.rl.config.mixture import SHARED
 from hermes.rl.config.resolve import EnvSelection, check_together, resolve, with_edit
 from hermes.rl.fleet.run_fleet import FLEET
-from hermes.rl.run import RlRun, RunState, now_ms
+from hermes.rl.run import RlRun, RunState
 from hermes.rl.run_config import RunConfig
 from hermes.rl.start import check_machine, current_status, reserved_ports, spawn_supervisor, start_lock
 from hermes.rl.supervise import ports

@@ -8,16 +8,16 @@ trusted blindly.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from hermes.config.paths import logs_dir
 from hermes.core import JSON, JSONObject
+from hermes.core.clock import now_ms
+from hermes.core.names import did_you_mean, nearest
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
 from hermes.rl.process import ProcessId, last_lines, read_tail
@@ -212,11 +212,9 @@ def find_run(home: Path, run_id: str) -> RlRun:
             f"'{run_id}' is a run of hermes train, which has no supervisor and no environment",
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
-    close = get_close_matches(run_id, [run.run_id for run in all_runs(home)], n=1)
-    nearest = f"did you mean {close[0]}? " if close else ""
-    raise UsageError(
-        f"there is no run '{run_id}'", f"{nearest}'hermes rl runs' lists them (the tool: rl_list_runs)"
-    )
+    close = nearest(run_id, [run.run_id for run in all_runs(home)])
+    hint = did_you_mean(close, "'hermes rl runs' lists them (the tool: rl_list_runs)")
+    raise UsageError(f"there is no run '{run_id}'", hint)
 
 
 def named_run(home: Path, model: str | None) -> RlRun | None:
@@ -262,7 +260,3 @@ def last_step(run: RlRun) -> int:
     suffices."""
     rows = list(_rows(read_tail(run.metrics_path))) or list(read_metrics(run.metrics_path))
     return max((int(row.get("step", 0)) for row in rows), default=0)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
+from hermes.core.clock import now_ms
 from hermes.disk.filelock import FileLock
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
@@ -23,7 +24,7 @@ from hermes.rl.budget import grant, recorded_limits
 from hermes.rl.config.mixture import MixedEnvironment, mixture_section
 from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.fleet.run_fleet import FLEET, RunFleet
-from hermes.rl.run import RlRun, RunStatus, all_runs, now_ms
+from hermes.rl.run import RlRun, RunStatus, all_runs
 from hermes.rl.run_config import RunConfig
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports

@@ -109,8 +109,9 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
 
 
 def check_status(config: Config, arguments: JSONObject, task: str) -> JSONObject:
+    from hermes.core.clock import now_ms
     from hermes.rl.results import describe, is_healthy
-    from hermes.rl.run import find_run, now_ms
+    from hermes.rl.run import find_run
     from hermes.rl.start import current_status
 
     run = find_run(config.home, arguments["run_id"])

@@ -1,10 +1,18 @@
-"""The server process: address, state directory, event loop, signals, orderly shutdown."""
+"""The server process: address, state directory, event loop, signals, orderly shutdown.
+
+The trajectory API's token: `Authorization: Bearer TOKEN`, or the password of a URL.
+
+A URL (http://hermes:TOKEN@host:8000) works with clients that have no setting for a token.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import ctypes
+import hmac
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from hermes.errors import MissingDependencyError
 from hermes.rollouts.intake import IntakeLimits
-from hermes.rollouts.security import TOKEN_SCHEME
+from hermes.safety.access import Headers, TokenScheme
 from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_until_signal
+from hermes.serving.trajectory_api import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from hermes.rollouts.service import TrajectoryService
@@ -94,3 +103,21 @@ async def _expire_every_second(service: TrajectoryService) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
         service.expire()
+
+
+def _has_token(headers: Headers, token: str) -> bool:
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    credential = value.strip()
+    if scheme.lower() == b"basic":
+        try:
+            credential = base64.b64decode(credential, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+    elif scheme.lower() != b"bearer":
+        return False
+    return hmac.compare_digest(credential, token.encode())
+
+
+TOKEN_SCHEME = TokenScheme(
+    TOKEN_VARIABLE, "read and reset the run", "Authorization: Bearer, or http://hermes:TOKEN@host", _has_token
+)

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import posixpath
 import re
 import shutil
 import subprocess
@@ -42,20 +41,19 @@ from typing import TYPE_CHECKING
 from hermes.errors import SandboxError
 from hermes.sandbox.base import BackgroundProcess, CommandResult
 from hermes.sandbox.bwrap_args import (
-    WORKSPACE,
     Bwrap,
     MountLayout,
     command_argv,
     host_layout,
     outer_argv,
 )
-from hermes.sandbox.capture import DEFAULT_BYTES
-from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
-from hermes.sandbox.guards import git_guard, seccomp
+from hermes.sandbox.guards import seccomp
 from hermes.sandbox.guards.memory_group import MemoryGroup, create_memory_group
+from hermes.sandbox.isolated import IsolatedSandbox
 from hermes.sandbox.network import plan, tunnel
+from hermes.sandbox.process import DEFAULT_BYTES
 from hermes.sandbox.supervisor import Launch, LazySupervisor, ProcessResult, Rlimit, SandboxSupervisor
-from hermes.sandbox.workspace import Workspace
+from hermes.sandbox.workspace import WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
@@ -68,7 +66,9 @@ _COUNTS_PER_NAMESPACE = (5, 14)
 """First Linux version that counts processes per user namespace; earlier ones count all of a user's."""
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(IsolatedSandbox):
+    backend = "bubblewrap"
+
     def __init__(
         self,
         settings: SandboxSettings,
@@ -76,9 +76,7 @@ class BubblewrapSandbox:
         bwrap: Bwrap,
         layout: MountLayout,
     ) -> None:
-        self._settings = settings
-        self._workspace = workspace
-        self._owner = workspace.owner
+        super().__init__(settings, workspace)
         self._bwrap = bwrap
         self._layout = layout
         self._supervisor = LazySupervisor(self._open_supervisor)
@@ -87,7 +85,6 @@ class BubblewrapSandbox:
         self._rlimits = rlimits(settings, os.uname().release)
         machine = seccomp.machine()
         self._filter = b"" if machine is None else seccomp.sandbox_filter(machine)
-        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._shell = shutil.which("bash", path="/usr/bin:/bin") or "/bin/sh"
 
     @classmethod
@@ -127,18 +124,6 @@ class BubblewrapSandbox:
                 raise
         return supervisor
 
-    @property
-    def backend(self) -> str:
-        return "bubblewrap"
-
-    @property
-    def isolated(self) -> bool:
-        return True
-
-    @property
-    def workspace(self) -> str:
-        return WORKSPACE
-
     async def run(
         self,
         command: str,
@@ -149,28 +134,10 @@ class BubblewrapSandbox:
         stdin: bytes | None = None,
     ) -> CommandResult:
         launch = await self._shell_launch(command, cwd, env)
-        limit_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
-        return (await self._supervisor.run(launch, timeout_s=limit_s, stdin=stdin)).result()
+        return (await self._supervisor.run(launch, timeout_s=self._limit_s(timeout_s), stdin=stdin)).result()
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
         return await self._supervisor.start(await self._shell_launch(command, cwd, None), stdin=True)
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        root = self._workspace.path
-        try:
-            return await asyncio.to_thread(read_inside, root, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps through a link: a command may read it
-            return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        root = self._workspace.path
-        if not self._workspace.fresh:
-            git_guard.refuse_metadata(root, path, WORKSPACE)
-        owner = self._owner if os.geteuid() == 0 else None
-        try:
-            await asyncio.to_thread(write_inside, root, path, data, WORKSPACE, owner)
-        except PermissionError:
-            await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
     async def kill_all(self) -> None:
         await self._supervisor.kill_all()  # a command's descendants end with it
@@ -182,37 +149,32 @@ class BubblewrapSandbox:
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
             self._group = None
-        if not self._workspace.fresh:
-            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
-        await asyncio.to_thread(self._workspace.remove)
+        await self._leave_workspace()
 
     async def _run_argv(
         self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
     ) -> ProcessResult:
-        launch = self._launch(argv, argv[0], None, None, max_output_bytes)
-        return await self._supervisor.run(launch, timeout_s=self._settings.command_timeout_s, stdin=stdin)
+        launch = self._launch(argv, argv[0], WORKSPACE, None, max_output_bytes)
+        return await self._supervisor.run(launch, timeout_s=self._limit_s(None), stdin=stdin)
 
     async def _shell_launch(self, command: str, cwd: str | None, env: Mapping[str, str] | None) -> Launch:
-        if cwd is not None:
-            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
-        return self._launch((self._shell, "-c", command), command, cwd, env)
+        return self._launch((self._shell, "-c", command), command, await self._directory(cwd), env)
 
     def _launch(
         self,
         argv: Sequence[str],
         command: str,
-        cwd: str | None,
+        cwd: str,
         env: Mapping[str, str] | None,
         max_output_bytes: int = DEFAULT_BYTES,
     ) -> Launch:
         inner_env = {**environment(self._layout), **(env or {})}
-        inner_cwd = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
         shm_bytes = self._settings.memory_mb * _MEGABYTE
         wrapped = command_argv(
             self._bwrap,
             self._layout,
             argv,
-            cwd=inner_cwd,
+            cwd=cwd,
             env=inner_env,
             shm_bytes=shm_bytes,
             filtered=bool(self._filter),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes.sandbox.guards.bare_python import bare_python
+from hermes.sandbox.workspace import WORKSPACE
 
-WORKSPACE = "/workspace"
 HOSTNAME = "sandbox"
 INNER_ID = 1000
 """User and group id inside the sandbox."""

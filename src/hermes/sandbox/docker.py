@@ -15,31 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import posixpath
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.core import new_id
 from hermes.errors import SandboxError
 from hermes.sandbox.base import BackgroundProcess, CommandResult
-from hermes.sandbox.capture import DEFAULT_BYTES
-from hermes.sandbox.docker_args import (
-    READY,
-    WORKSPACE,
-    exec_argv,
-    kill_all_argv,
-    kill_argv,
-    run_argv,
-    shell_argv,
-)
-from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
-from hermes.sandbox.guards import git_guard
-from hermes.sandbox.process import Process
+from hermes.sandbox.isolated import IsolatedSandbox
+from hermes.sandbox.network.plan import has_own_network
+from hermes.sandbox.process import DEFAULT_BYTES, Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
-from hermes.sandbox.workspace import Workspace
+from hermes.sandbox.workspace import WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
@@ -53,7 +43,9 @@ _PROBE_TIMEOUT_S = 20
 _KILL_TIMEOUT_S = 10.0
 
 
-class DockerSandbox:
+class DockerSandbox(IsolatedSandbox):
+    backend = "docker"
+
     def __init__(
         self,
         settings: SandboxSettings,
@@ -62,13 +54,10 @@ class DockerSandbox:
         name: str,
         supervisor: SandboxSupervisor,
     ) -> None:
-        self._settings = settings
-        self._workspace = workspace
-        self._owner = workspace.owner
+        super().__init__(settings, workspace)
         self._engine = engine
         self._name = name
         self._supervisor = supervisor
-        self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
         self._container: Process | None = None
 
     @classmethod
@@ -103,18 +92,6 @@ class DockerSandbox:
             raise SandboxError(f"the container cannot be started: {container.output().strip()}", FIX)
         self._container = container
 
-    @property
-    def backend(self) -> str:
-        return "docker"
-
-    @property
-    def isolated(self) -> bool:
-        return True
-
-    @property
-    def workspace(self) -> str:
-        return WORKSPACE
-
     async def run(
         self,
         command: str,
@@ -124,33 +101,14 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        if cwd is not None:
-            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
-        limit_s = self._settings.command_timeout_s if timeout_s is None else timeout_s
-        return (await self._run(shell_argv(command), limit_s, cwd, env, stdin)).result()
+        directory = await self._directory(cwd)
+        return (await self._run(shell_argv(command), timeout_s, directory, env, stdin)).result()
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
-        if cwd is not None:
-            await asyncio.to_thread(check_directory, self._workspace.path, cwd, WORKSPACE)
         mark = new_id()
-        argv = self._exec(shell_argv(command), mark, cwd, {}, stdin=True)
+        argv = self._exec(shell_argv(command), mark, await self._directory(cwd), {}, stdin=True)
         client = await self._supervisor.start(_launch(argv, command), stdin=True)
         return _ContainerProcess(client, lambda: self._kill(mark))
-
-    async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
-        try:
-            return await asyncio.to_thread(read_inside, self._workspace.path, path, max_bytes, WORKSPACE)
-        except PermissionError:  # outside the workspace, perhaps through a link: a command may read it
-            return await read_with(self._run_argv, posixpath.join(WORKSPACE, path), max_bytes)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        if not self._workspace.fresh:
-            git_guard.refuse_metadata(self._workspace.path, path, WORKSPACE)
-        owner = self._owner if os.geteuid() == 0 else None
-        try:
-            await asyncio.to_thread(write_inside, self._workspace.path, path, data, WORKSPACE, owner)
-        except PermissionError:
-            await write_with(self._run_argv, posixpath.join(WORKSPACE, path), data)
 
     async def kill_all(self) -> None:
         """SandboxError if something is still alive: what it could do to the files would be graded."""
@@ -164,15 +122,14 @@ class DockerSandbox:
     async def close(self) -> None:
         await self._supervisor.close()
         if not self._workspace.fresh:
-            await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
             await asyncio.to_thread(self._workspace.drop_set_uid)
-        await asyncio.to_thread(self._workspace.remove)
+        await self._leave_workspace()
 
     async def _run(
         self,
         argv: Sequence[str],
-        timeout_s: float,
-        cwd: str | None,
+        timeout_s: float | None,
+        cwd: str,
         env: Mapping[str, str] | None,
         stdin: bytes | None,
         max_output_bytes: int = DEFAULT_BYTES,
@@ -182,7 +139,7 @@ class DockerSandbox:
         launch = _launch(wrapped, argv[-1], max_output_bytes)
         ended = False
         try:
-            result = await self._supervisor.run(launch, timeout_s=timeout_s, stdin=stdin)
+            result = await self._supervisor.run(launch, timeout_s=self._limit_s(timeout_s), stdin=stdin)
             ended = not result.timed_out
         finally:
             if not ended:
@@ -193,14 +150,13 @@ class DockerSandbox:
     async def _run_argv(
         self, argv: Sequence[str], stdin: bytes | None, max_output_bytes: int
     ) -> ProcessResult:
-        return await self._run(argv, self._settings.command_timeout_s, None, None, stdin, max_output_bytes)
+        return await self._run(argv, None, WORKSPACE, None, stdin, max_output_bytes)
 
     def _exec(
-        self, argv: Sequence[str], mark: str, cwd: str | None, env: Mapping[str, str], *, stdin: bool
+        self, argv: Sequence[str], mark: str, cwd: str, env: Mapping[str, str], *, stdin: bool
     ) -> list[str]:
         self._check_alive()
-        directory = posixpath.join(WORKSPACE, cwd) if cwd else WORKSPACE
-        return exec_argv(self._engine, self._name, argv, cwd=directory, env=env, mark=mark, stdin=stdin)
+        return exec_argv(self._engine, self._name, argv, cwd=cwd, env=env, mark=mark, stdin=stdin)
 
     async def _kill(self, mark: str) -> None:
         launch = _launch(kill_argv(self._engine, self._name, mark), "kill")
@@ -292,3 +248,120 @@ def _client_env() -> dict[str, str]:
     """Variables that the client needs to find its engine; they are not passed to the container."""
     prefixes = ("HOME", "PATH", "TMPDIR", "XDG_", "DOCKER_", "CONTAINER", "DBUS_SESSION_BUS_ADDRESS")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
+LABEL = "research.hermes.sandbox"
+"""Label of every container; `docker ps --filter label=…` lists them."""
+MARK = "HERMES_COMMAND"
+"""Variable that identifies the processes of one command in the container."""
+READY = "ready"
+_MAX_CPUS = 2
+_MAIN = f"echo {READY}; exec cat > /dev/null"
+"""Ends when its input ends, which ends with the client that started it, which ends with Hermes."""
+_SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'
+_KILL = f"""
+for pass in 1 2 3; do
+  for process in /proc/[0-9]*; do
+    tr '\\0' '\\n' < "$process/environ" 2> /dev/null | grep -qxF "{MARK}=$1" || continue
+    kill -KILL "${{process#/proc/}}"
+  done
+done
+"""
+
+
+KILL_ALL = """
+main= ; oldest=
+for process in /proc/[0-9]*; do
+  pid=${process#/proc/}
+  [ "$pid" = 1 ] || [ "$pid" = "$$" ] && continue
+  read -r stat 2> /dev/null < "$process/stat" || continue
+  set -- ${stat##*) }
+  [ "${20:-x}" -ge 0 ] 2> /dev/null || continue
+  if [ -z "$oldest" ] || [ "${20}" -lt "$oldest" ] ||
+    { [ "${20}" -eq "$oldest" ] && [ "$pid" -lt "$main" ]; }; then oldest=${20} main=$pid; fi
+done
+for pass in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  alive=
+  for process in /proc/[0-9]*; do
+    pid=${process#/proc/}
+    [ "$pid" = 1 ] || [ "$pid" = "$$" ] || [ "$pid" = "$main" ] && continue
+    read -r stat 2> /dev/null < "$process/stat" || continue
+    case "${stat##*) }" in Z*) continue ;; esac
+    kill -KILL "$pid" 2> /dev/null && alive=yes
+  done
+  [ -z "$alive" ] && exit 0
+done
+exit 1
+"""
+"""Kills everything but the container's first processes: init, and the one that has run longest.
+
+Of processes that started in the same clock tick it is the one with the lowest number.
+"""
+
+
+def run_argv(
+    engine: str,
+    settings: SandboxSettings,
+    workspace: Path,
+    name: str,
+    user: tuple[int, int],
+    *,
+    rootless: bool,
+    read_only: Sequence[str] = (),
+) -> list[str]:
+    """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
+
+    `read_only`: paths in the workspace that stay as they are.
+    """
+    memory = f"{settings.memory_mb}m"
+    argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
+    argv += ["--network", _network(settings)]
+    argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    argv += ["--read-only", "--tmpfs", f"/tmp:rw,exec,nosuid,nodev,size={memory}"]
+    argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
+    argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
+    argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
+    for path in read_only:
+        if any(char in path for char in ',"\n'):  # they would end the value of an option
+            continue
+        target = f"{WORKSPACE}/{path}"
+        argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
+    argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
+    if Path(engine).name == "podman" and rootless:
+        argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
+    return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", _MAIN]
+
+
+def _network(settings: SandboxSettings) -> str:
+    """The engine's bridge only where the settings name what it reaches."""
+    if has_own_network(settings):
+        raise SandboxError(
+            "sandbox.network: a container's bridge reaches the private networks of this machine too.",
+            "Use bubblewrap with passt or slirp4netns; or permit that by sandbox.network_allow: [host].",
+        )
+    return "bridge" if settings.network else "none"
+
+
+def exec_argv(
+    engine: str, name: str, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], mark: str, stdin: bool
+) -> list[str]:
+    """Runs a program in the container; `mark` identifies its processes."""
+    options = ["--interactive"] if stdin else []
+    for variable, value in {**env, MARK: mark}.items():
+        options += ["--env", f"{variable}={value}"]
+    return [engine, "exec", *options, "--workdir", cwd, name, *argv]
+
+
+def shell_argv(command: str) -> list[str]:
+    """The command for bash if the image has it, else for sh."""
+    return ["/bin/sh", "-c", _SHELL, "sh", command]
+
+
+def kill_argv(engine: str, name: str, mark: str) -> list[str]:
+    """Kills every process of a command, which ending the client does not."""
+    return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]
+
+
+def kill_all_argv(engine: str, name: str) -> list[str]:
+    """Kills whatever any command has left running, whatever it calls itself."""
+    return [engine, "exec", name, "/bin/sh", "-c", KILL_ALL]

@@ -39,6 +39,9 @@ elsewhere, a glob matches dotfiles, `rg` follows links."""
 
 
 class LocalSandbox:
+    backend = "local"
+    isolated = False
+
     def __init__(self, workspace: Workspace, command_timeout_s: float) -> None:
         self._workspace = workspace
         self._supervisor = LazySupervisor(SandboxSupervisor.open)
@@ -49,14 +52,6 @@ class LocalSandbox:
     @classmethod
     async def open(cls, settings: SandboxSettings, workspace: Workspace) -> LocalSandbox:
         return cls(workspace, settings.command_timeout_s)
-
-    @property
-    def backend(self) -> str:
-        return "local"
-
-    @property
-    def isolated(self) -> bool:
-        return False
 
     @property
     def workspace(self) -> str:

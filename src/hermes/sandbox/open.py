@@ -9,13 +9,17 @@ def open(settings: SandboxSettings, workspace: Workspace) -> Sandbox`.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.config.doctor.check import Check, CheckStatus
 from hermes.errors import SandboxError, UsageError
+from hermes.sandbox.guards.memory_group import missing_reason
+from hermes.sandbox.network.plan import installed_tunnels
 from hermes.sandbox.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -103,3 +107,25 @@ def _opener(name: str) -> Open:
         f"there is no sandbox '{name}'; there are: {', '.join(sandbox_names())}.",
         "Others (ssh, modal, singularity) are plug-ins: packages with an entry point in hermes.sandboxes.",
     )
+
+
+def sandbox_checks() -> list[Check]:
+    return [_network(), _memory()]
+
+
+def _network() -> Check:
+    gives = "sandbox.network: public addresses for commands, without this machine and its private networks"
+    names = [tunnel.name for tunnel in installed_tunnels(root=os.geteuid() == 0)]
+    if not names:
+        problem = "neither pasta nor slirp4netns is installed; sandbox.network is refused"
+        return Check("sandbox network", CheckStatus.MISSING, problem, gives, "apt install passt slirp4netns")
+    return Check("sandbox network", CheckStatus.OK, f"{' and '.join(names)}, for sandbox.network")
+
+
+def _memory() -> Check:
+    gives = "one memory limit for all commands of a sandbox, shared memory and /tmp included"
+    reason = missing_reason()
+    if reason is not None:
+        fix = "systemd-run --user --scope hermes …"
+        return Check("sandbox memory", CheckStatus.MISSING, f"limits are per process: {reason}", gives, fix)
+    return Check("sandbox memory", CheckStatus.OK, "a control group limits all commands together")

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 
 from hermes.errors import SandboxError
 from hermes.sandbox.base import CommandResult
-from hermes.sandbox.capture import DEFAULT_BYTES, Capture
 from hermes.sandbox.guards.bare_python import bare_python
-from hermes.sandbox.process import Process
+from hermes.sandbox.process import DEFAULT_BYTES, Capture, Process
 
 TIMED_OUT = 124
 _KEEPER = "import sys; exec(compile(open(int(sys.argv[2])).read(), 'keeper', 'exec'))"

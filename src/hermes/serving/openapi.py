@@ -1,6 +1,6 @@
-"""The description of an API, derived from its table of operations: an OpenAPI document and an HTML page.
+"""The operations of an API: its routes, and its description as an OpenAPI document and an HTML page.
 
-The same table makes the routes. The page loads nothing from elsewhere.
+A method that answers a request says so itself, with `@operation`. The page loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -21,6 +22,9 @@ from hermes.core.json import JSONObject
 JSON = "application/json"
 _REFERENCE = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"{(\w+)(:\w+)?}")
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Response]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,25 @@ class Operation:
     body_content_type: str = JSON
     """Another one than JSON: the body is bytes."""
     include_in_schema: bool = True
+
+
+def operation(
+    method: str, path: str, body: type[BaseModel] | None = None, *, summary: str | None = None, **details: Any
+) -> Callable[[Handler], Handler]:
+    """The decorated method answers this request. The summary is the first line of its docstring."""
+
+    def mark(handler: Handler) -> Handler:
+        text = summary or (handler.__doc__ or "").partition("\n")[0]
+        marked: list[Operation] = handler.__dict__.setdefault("operations", [])
+        marked.insert(0, Operation(method, path, text, handler, body, **details))
+        return handler
+
+    return mark
+
+
+def operations_of(holder: type[Any]) -> tuple[Operation, ...]:
+    """The operations of a class of handlers, in the order of its methods."""
+    return tuple(each for member in vars(holder).values() for each in getattr(member, "operations", ()))
 
 
 _STATUS_MEANINGS = {

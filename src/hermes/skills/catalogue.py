@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
+from hermes.core.names import did_you_mean, nearest
 from hermes.disk.trees import walk
 from hermes.errors import ConfigError, UsageError
 from hermes.safety.paths import open_inside
@@ -57,13 +57,13 @@ class Catalogue:
             if plain_name.rpartition("/")[2] == broken.name:
                 raise broken.error
         close = self.nearest(plain_name)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
+        hint = did_you_mean(close, "'hermes skills browse' lists them.")
         raise UsageError(f"there is no skill '{name}'.", hint)
 
     def nearest(self, name: str) -> list[str]:
         """At most three names of skills that resemble `name`, or whose aliases do."""
         names = {alias: skill.name for skill in self.skills for alias in (skill.name, *skill.aliases)}
-        close = get_close_matches(name.rpartition("/")[2], names, n=3)
+        close = nearest(name.rpartition("/")[2], names)
         return list(dict.fromkeys(names[match] for match in close))
 
     def search(self, query: str) -> tuple[Skill, ...]:

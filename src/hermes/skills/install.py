@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
+from hermes.core.names import did_you_mean
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import UsageError
 from hermes.skills.catalogue import bundled_skills, file_errors, list_skills, skill_directories
@@ -86,7 +87,7 @@ def prepare(source: str) -> SkillCandidate:
         origin = str(path.resolve())
     else:
         close = bundled_skills().nearest(source)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes skills browse' lists them."
+        hint = did_you_mean(close, "'hermes skills browse' lists them.")
         raise UsageError(f"'{source}' is neither a bundled skill nor a file or directory.", hint)
     files = read_source(path)
     try:

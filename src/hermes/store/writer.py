@@ -13,13 +13,12 @@ fails alone; a transaction that fails (a full disk) fails everything in it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 
-from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step
+from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step, clock
 from hermes.errors import StoreError
 from hermes.store import migrations, sqlite
 from hermes.store.group_commit import ClosedError, GroupCommit
@@ -51,7 +50,7 @@ class Writer:
                 self._connection = sqlite.connect_writer(path)
                 migrations.migrate(self._connection, path)
                 self._rows = Rows(self._connection, redact)
-                self._rows.mark_cut(_now_ms())
+                self._rows.mark_cut(clock.now_ms())
         self._group: GroupCommit[Operation] = GroupCommit("hermes-store", self._commit)
 
     def begin(self, header: Header) -> Future[None]:
@@ -71,11 +70,11 @@ class Writer:
 
     def finish(self, trajectory_id: str, outcome: Outcome) -> Future[None]:
         """Ends a trajectory. Ending it twice is an error: the first outcome stands."""
-        return self._submit(lambda rows: rows.insert_outcome(trajectory_id, outcome, _now_ms()))
+        return self._submit(lambda rows: rows.insert_outcome(trajectory_id, outcome, clock.now_ms()))
 
     def restore(self, record: Record) -> Future[None]:
         """A whole record from another store, all of it or nothing; StoreError if its id is taken."""
-        return self._submit(lambda rows: insert(rows, record, _now_ms()))
+        return self._submit(lambda rows: insert(rows, record, clock.now_ms()))
 
     def add_reward(self, reward: Reward) -> Future[None]:
         return self._submit(lambda rows: rows.insert_reward(reward))
@@ -86,7 +85,7 @@ class Writer:
 
     def create_queue(self, name: str, settings: str, items: Sequence[ItemRow]) -> int:
         """Makes the queue if it is new and appends the items that it lacks; the number of them."""
-        now_ms, added = _now_ms(), []
+        now_ms, added = clock.now_ms(), []
 
         def operation(rows: Rows) -> None:
             queues.create(rows.connection, name, settings, now_ms)
@@ -107,14 +106,14 @@ class Writer:
 
     def release_item(self, queue: str, item: str, rater: str, *, skip: bool = False) -> Future[None]:
         """Ends the rater's lease. `skip`: they do not get the item again."""
-        at_ms = _now_ms()
+        at_ms = clock.now_ms()
         if skip:
             return self._submit(lambda rows: queues.skip(rows.connection, queue, item, rater, at_ms))
         return self._submit(lambda rows: queues.release(rows.connection, queue, item, rater))
 
     def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> Future[None]:
         """The numbers of one step of a training run; what the step already has stays as it is."""
-        at_ms = _now_ms()
+        at_ms = clock.now_ms()
         return self._submit(lambda rows: rows.insert_metrics(run_id, step, values, at_ms))
 
     def rewind_metrics(self, run_id: str, step: int) -> Future[None]:
@@ -203,7 +202,3 @@ def _create(path: Path) -> None:
     finally:
         connection.close()
     draft.rename(path)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

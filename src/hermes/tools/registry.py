@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import ConfigError, UsageError
 from hermes.tools.base import Tool
 from hermes.tools.toolsets import TOOLSETS
@@ -144,8 +144,7 @@ def connection_problem(toolset: str, settings: Settings) -> str | None:
 def unknown(kind: str, name: str, candidates: Iterable[str]) -> UsageError:
     """The error for an unknown name, with the closest candidates."""
     names = list(candidates)
-    close = get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"one of: {', '.join(names)}"
+    hint = did_you_mean(nearest(name, names), f"one of: {', '.join(names)}")
     return UsageError(f"no such {kind}: '{name}'", hint)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hermes.core import JSONObject, new_id
+from hermes.core.clock import now_ms
 from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, UsageError
@@ -115,7 +115,7 @@ class PolicyRegistry:
 
     def promote(self, policy_id: str, reason: str) -> PolicyRecord:
         record = self.find(policy_id)
-        self._append({"event": "promotion", "policy_id": record.id, "at_ms": _now_ms(), "reason": reason})
+        self._append({"event": "promotion", "policy_id": record.id, "at_ms": now_ms(), "reason": reason})
         return record
 
     def delete(self, policy_id: str) -> None:
@@ -125,7 +125,7 @@ class PolicyRegistry:
             raise UsageError(
                 f"{record.id} answers as the current policy", "promote another one first, or roll back"
             )
-        self._append({"event": "deletion", "policy_id": record.id, "at_ms": _now_ms()})
+        self._append({"event": "deletion", "policy_id": record.id, "at_ms": now_ms()})
         shutil.rmtree(self.folder / record.id, ignore_errors=True)
 
     def rollback(self) -> PolicyRecord:
@@ -189,7 +189,3 @@ def named_policy(home: Path, model: str | None) -> PolicyRecord | None:
 def _record(event: JSONObject) -> PolicyRecord:
     fields = {name: value for name, value in event.items() if name != "event"}
     return PolicyRecord(**{**fields, "ratings": tuple(fields["ratings"])})
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

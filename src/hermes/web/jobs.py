@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.config.environment import without_stored
 from hermes.config.paths import logs_dir
+from hermes.core.clock import now_ms
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, UsageError
 
@@ -96,7 +96,7 @@ class Jobs:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            job = Job(job_id, title, back, ("hermes", *arguments), log, time.time_ns() // 1_000_000, process)
+            job = Job(job_id, title, back, ("hermes", *arguments), log, now_ms(), process)
             self._jobs[job_id] = job
             while len(self._jobs) > _MAX_KNOWN:
                 self._jobs.pop(next(iter(self._jobs)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.engine.server.openai.output_parser import DeltaStreamer, OutputParser, ParsedOutput
+from hermes.engine.server.openai.chat import DeltaStreamer, OutputParser, ParsedOutput
 from hermes.engine.server.openai.text import StopCondition, stable_prefix
 from hermes.models.parsers import get_parser
 from tests.engine.http.openai_parts import TOOL

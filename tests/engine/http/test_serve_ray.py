@@ -129,12 +129,12 @@ def test_what_is_no_cluster_is_refused_at_the_start(tiny_folder: Path, tmp_path:
 @needs_ray
 def test_nodes_of_other_versions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from hermes.cluster.actors import installed_versions
-    from hermes.engine.replicas import ray_actor
+    from hermes.engine.replicas import ray_process
     from hermes.errors import HostError
 
-    front = installed_versions(ray_actor.COMPUTES)
+    front = installed_versions(ray_process.COMPUTES)
     with pytest.raises(HostError, match=r"other versions .*torch .* instead of 1\.0"):
-        ray_actor.EngineActor().serve(("127.0.0.1", 1), b"", "", {**front, "torch": "1.0"})
+        ray_process.EngineActor().serve(("127.0.0.1", 1), b"", "", {**front, "torch": "1.0"})
 
 
 def test_without_ray_the_error_is_the_install_line(tiny_folder: Path, tmp_path: Path) -> None:

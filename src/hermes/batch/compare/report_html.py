@@ -12,8 +12,9 @@ from importlib import resources
 from itertools import groupby
 
 from hermes.batch.compare.attempts import Divergence
-from hermes.batch.compare.scores import Comparison, ConfidenceInterval, ModelPair, TaskLine
+from hermes.batch.compare.scores import Comparison, ModelPair, TaskLine
 from hermes.core import JSONObject, Message
+from hermes.core.stats import Interval
 from hermes.safety.text import clip, printable
 
 _MAX_DIVERGENCES = 200
@@ -92,7 +93,7 @@ def _axis(comparison: Comparison) -> JSONObject | None:
     def position(value: float) -> float:
         return round(100 * (value - low) / width, 2)
 
-    def mark(score: float | None, interval: ConfidenceInterval | None) -> JSONObject | None:
+    def mark(score: float | None, interval: Interval | None) -> JSONObject | None:
         if score is None or interval is None:
             return None
         left = position(interval.low)

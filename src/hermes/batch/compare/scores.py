@@ -9,7 +9,6 @@ not score is left out and counted, never taken as 0.
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from hermes.batch.exact import normalise
-from hermes.batch.output.statistics import quantile
 from hermes.core import JSONObject
+from hermes.core.stats import Interval, bootstrap, quantile, wilson
 
-Z_95 = 1.959963984540054
-"""Standard deviations within which 95 % of a normal distribution lie."""
-BOOTSTRAP_ROUNDS = 2000
 _SAME = 1e-9
 _THINKING_OR_CALL = re.compile(r"<think>.*?</think>|<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -63,15 +59,6 @@ class Attempt:
         )
 
 
-class ConfidenceInterval(NamedTuple):
-    """95 % confidence."""
-
-    low: float
-    high: float
-    method: str
-    """wilson or bootstrap."""
-
-
 @dataclass(frozen=True, slots=True)
 class Contender:
     model: str
@@ -93,7 +80,7 @@ class Score:
     """Finished, but the grader gave no reward."""
     score: float | None
     """Mean over tasks; None without a grader."""
-    interval: ConfidenceInterval | None
+    interval: Interval | None
     outcomes: dict[str, int]
     mean_turns: float | None
     mean_tokens: float | None
@@ -119,7 +106,7 @@ class ModelPair:
     ties: int
     difference: float | None
     """Mean of left − right; None without a common task."""
-    interval: ConfidenceInterval | None
+    interval: Interval | None
     p_value: float
     """Two-sided sign test on wins and losses."""
 
@@ -187,7 +174,7 @@ def summarise(contender: Contender, *, binary: bool, graded: bool) -> Score:
         failed=contender.failed,
         ungraded=sum(attempt.reward is None for attempt in attempts) if graded else 0,
         score=fmean(means.values()) if means else None,
-        interval=mean_interval(list(means.values()), wilson=binary and (single or _unanimous(means))),
+        interval=mean_interval(list(means.values()), binary=binary and (single or _unanimous(means))),
         outcomes=dict(Counter(attempt.outcome for attempt in attempts).most_common()),
         mean_turns=fmean(attempt.turns for attempt in attempts) if attempts else None,
         mean_tokens=fmean(attempt.tokens for attempt in attempts) if attempts else None,
@@ -221,7 +208,7 @@ def compare_pair(left: str, right: str, means: Mapping[str, Mapping[str, float]]
         losses=losses,
         ties=len(common) - wins - losses,
         difference=fmean(differences) if differences else None,
-        interval=mean_interval(differences, wilson=False),
+        interval=mean_interval(differences, binary=False),
         p_value=sign_test(wins, losses),
     )
 
@@ -245,34 +232,13 @@ def _unanimous(means: Mapping[str, float]) -> bool:
     return set(means.values()) in ({0.0}, {1.0})
 
 
-def mean_interval(values: Sequence[float], *, wilson: bool) -> ConfidenceInterval | None:
+def mean_interval(values: Sequence[float], *, binary: bool) -> Interval | None:
     """The confidence interval of the mean; None without values, and where equal values show no spread."""
     if not values:
         return None
-    if wilson:
-        return wilson_interval(sum(value == 1 for value in values), len(values))
-    if len(set(values)) == 1:
-        return None
-    return bootstrap_interval(values)
-
-
-def wilson_interval(successes: int, trials: int) -> ConfidenceInterval:
-    share = successes / trials
-    scale = 1 + Z_95**2 / trials
-    centre = (share + Z_95**2 / (2 * trials)) / scale
-    half = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2)) / scale
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == trials else centre + half
-    return ConfidenceInterval(low, high, "wilson")
-
-
-def bootstrap_interval(
-    values: Sequence[float], *, rounds: int = BOOTSTRAP_ROUNDS, seed: int = 0
-) -> ConfidenceInterval:
-    """Percentiles of the mean over resamples; the same values always give the same interval."""
-    rng = random.Random(seed)
-    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(rounds))
-    return ConfidenceInterval(quantile(means, 0.025), quantile(means, 0.975), "bootstrap")
+    if binary:
+        return wilson(sum(value == 1 for value in values), len(values))
+    return bootstrap(values) if len(set(values)) > 1 else None
 
 
 def sign_test(wins: int, losses: int) -> float:
@@ -301,5 +267,6 @@ def _answer(conversations: Sequence[JSONObject]) -> str:
 
 def _as_json(item: Score | ModelPair) -> JSONObject:
     data: JSONObject = {field.name: getattr(item, field.name) for field in fields(item)}
-    interval: ConfidenceInterval | None = item.interval
-    return data | {"interval": None if interval is None else interval._asdict()}
+    interval: Interval | None = item.interval
+    bounds = interval and {"low": interval.low, "high": interval.high, "method": interval.method}
+    return data | {"interval": bounds}

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 from hermes.batch.spec import RunSpec
 from hermes.core import JSONObject, Usage
+from hermes.core.stats import quantile
 
 DUPLICATE = "duplicate"
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -178,14 +179,6 @@ def has_reasoning(value: str) -> bool:
     if not value.startswith("<think>"):
         return False
     return bool(value.removeprefix("<think>").partition("</think>")[0].strip())
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Of values in rising order, at least one; linear between neighbours."""
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def percentiles(values: Sequence[float]) -> JSONObject | None:

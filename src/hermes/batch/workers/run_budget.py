@@ -20,8 +20,7 @@ from hermes.core import JSONObject, Usage
 from hermes.errors import LimitError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
 from hermes.models.budget import Budget
-from hermes.models.prices import cost_usd
-from hermes.models.usage import estimate_prompt
+from hermes.models.usage import cost_usd, estimate_prompt
 
 
 class CallName(NamedTuple):

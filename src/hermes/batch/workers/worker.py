@@ -40,7 +40,7 @@ from hermes.core import JSONObject, StopReason
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
-from hermes.models.prices import price_of
+from hermes.models.usage import price_of
 from hermes.safety.redact import Redactor
 from hermes.store import Reader
 

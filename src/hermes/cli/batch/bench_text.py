@@ -32,7 +32,8 @@ def _heading(comparison: Comparison) -> Sequence[str]:
 
 def _score_row(score: Score, comparison: Comparison) -> Sequence[str]:
     """Empty columns are dropped, so a comparison without scores has none."""
-    low_high = [score_text(end, comparison.binary) for end in score.interval[:2]] if score.interval else []
+    ends = (score.interval.low, score.interval.high) if score.interval else ()
+    low_high = [score_text(end, comparison.binary) for end in ends]
     ended = ", ".join(f"{outcome} {count}" for outcome, count in score.outcomes.items())
     return (
         printable(score.model),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import click
 from hermes.batch.options import BatchOptions, RunFolder
 from hermes.cli.model_options import model_options, read_flags
 from hermes.cli.options import CommandGroup, json_option, refuse_key
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 
 
@@ -104,9 +104,8 @@ def _run_folder(name: str, output_dir: Path) -> Path:
     if (folder / "run.json").exists():
         return folder
     names = sorted(path.parent.name for path in output_dir.glob("*/run.json"))
-    close = get_close_matches(name, names, n=1)
     listing = f"there are: {', '.join(names)}" if names else "--output-dir names another folder"
-    hint = f"did you mean {close[0]}?" if close else listing
+    hint = did_you_mean(nearest(name, names), listing)
     raise UsageError(f"there is no run '{name}' in {output_dir}", hint)
 
 

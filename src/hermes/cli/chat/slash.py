@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
@@ -16,6 +15,7 @@ from hermes.cli.chat.options import ChatOptions, print_progress
 from hermes.cli.render import local_time, one_line
 from hermes.config.providers import profiles
 from hermes.core import Role, Step, Trajectory
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 from hermes.safety.text import printable
 
@@ -45,8 +45,8 @@ async def run_command(session: ChatSession, line: str) -> AsyncIterator[Step] | 
     """Runs one command; returns the steps of a turn where the command starts one."""
     name, _, argument = line[1:].partition(" ")
     if name not in COMMANDS:
-        close = get_close_matches(name, COMMANDS, n=1)
-        raise UsageError(f"no command /{name}", f"did you mean /{close[0]}?" if close else "see /help")
+        close = [f"/{command}" for command in nearest(name, COMMANDS)]
+        raise UsageError(f"no command /{name}", did_you_mean(close, "see /help"))
     return await COMMANDS[name].run(session, argument.strip())
 
 
@@ -80,8 +80,7 @@ async def _model(session: ChatSession, argument: str) -> None:
     else:
         names = await served_models(chat.config, base_url)
         if argument not in names:
-            close = get_close_matches(argument, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it serves: {', '.join(names) or 'nothing'}"
+            hint = did_you_mean(nearest(argument, names), f"it serves: {', '.join(names) or 'nothing'}")
             raise UsageError(f"{base_url} serves no model '{argument}'", hint)
         new = open_model(chat.config, argument, base_url)
     old = chat.model

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from string import Template
 
 from hermes.core import JSONObject
+from hermes.core.names import did_you_mean, nearest
 from hermes.disk.files import read_text
 from hermes.errors import UsageError
 
@@ -76,8 +76,7 @@ def load_template(home: Path, name: str) -> PromptTemplate:
     text = read_text(path)
     if text is None:
         names = template_names(home)
-        close = get_close_matches(name, names, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(names) or 'none'}"
+        hint = did_you_mean(nearest(name, names), f"there are: {', '.join(names) or 'none'}")
         raise UsageError(
             f"there is no template '{name}'", f"{hint} ('hermes templates edit {name}' makes it)"
         )

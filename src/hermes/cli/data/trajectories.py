@@ -18,7 +18,7 @@ from hermes.cli.model_options import model_options
 from hermes.cli.options import CommandGroup, json_option
 
 if TYPE_CHECKING:
-    from hermes.data.redaction.scan import RedactionFinding
+    from hermes.data.redaction.redact import RedactionFinding
     from hermes.store import Reader
 
 
@@ -169,7 +169,7 @@ def redact(filters: FilterOptions, check: bool, as_json: bool) -> None:
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
-    from hermes.data.redaction.scan import scan
+    from hermes.data.redaction.redact import scan
     from hermes.safety.redact import Redactor
 
     conditions = filters.build()
@@ -180,7 +180,7 @@ def redact(filters: FilterOptions, check: bool, as_json: bool) -> None:
 
 def _report_findings(findings: list[RedactionFinding], *, check: bool, as_json: bool) -> None:
     """Prints the findings; a check with findings exits with 1."""
-    from hermes.data.redaction.scan import totals
+    from hermes.data.redaction.redact import totals
 
     counts = totals(findings)
     if as_json:

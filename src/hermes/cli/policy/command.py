@@ -90,9 +90,9 @@ def promote(name: str, base_model: str, as_json: bool) -> None:
     NAME is an id, 'base', or weights as tinker://RUN/weights/NAME. Weights that exist nowhere are refused.
     """
     import json
-    import time
 
     from hermes.config.load import load
+    from hermes.core.clock import now_ms
     from hermes.policies.open import check_servable
     from hermes.training.policy_registry import PolicyRecord, new_policy_id
 
@@ -106,7 +106,7 @@ def promote(name: str, base_model: str, as_json: bool) -> None:
             sampler,
             parent=registry.current(base_model).id,
             method="by hand",
-            created_at_ms=time.time_ns() // 1_000_000,
+            created_at_ms=now_ms(),
         )
         check_servable(config, record)
         registry.add(record)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +35,12 @@ class TaskGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             if not args[0].startswith("-") and " " not in args[0].strip():
-                close = get_close_matches(args[0], self.commands, n=1)
-                fix = f"Did you mean '{close[0]}'?" if close else 'A task has several words, in quotes: "…".'
-                raise click.UsageError(f"no such command '{args[0]}'. {fix}", ctx)
+                from hermes.core.names import did_you_mean, nearest
+
+                fix = did_you_mean(
+                    nearest(args[0], self.commands), 'a task has several words, in quotes: "…".'
+                )
+                raise click.UsageError(f"no such command '{args[0]}'; {fix}", ctx)
             args = ["agent", *args]
         return super().parse_args(ctx, args)
 

@@ -20,7 +20,7 @@ def doctor(as_json: bool) -> None:
     from hermes.config.paths import db_path, home
     from hermes.safety.output.columns import wrapped
     from hermes.safety.text import printable
-    from hermes.sandbox.checks import sandbox_checks
+    from hermes.sandbox.open import sandbox_checks
     from hermes.store.upkeep.maintain import doctor_check
 
     with waiting("checking this machine"):

@@ -9,10 +9,10 @@ may be set before its provider; `note_on_model` is the note about that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from hermes.core import JSON
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -62,10 +62,9 @@ def _check_backend(name: str) -> None:
 
     names = ["auto", *sandbox_names()]
     if name not in names:
-        close = get_close_matches(name, names, n=3)
         raise ConfigError(
             f"sandbox.backend: there is no sandbox '{name}'; there are: {', '.join(names)}",
-            f"did you mean {' or '.join(close)}?" if close else "others are plug-ins; install it first",
+            did_you_mean(nearest(name, names), "others are plug-ins; install it first"),
         )
 
 

@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     from hermes.rollouts.intake import IntakeLimits
     from hermes.rollouts.journal.journal import MemoryJournal
     from hermes.rollouts.parsing.worker import Parser
-    from hermes.rollouts.security import TOKEN_SCHEME
+    from hermes.rollouts.server import TOKEN_SCHEME
     from hermes.rollouts.service import TrajectoryService
     from hermes.safety.access import policy_for
     from hermes.serving.guard import GuardedApp

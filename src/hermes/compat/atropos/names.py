@@ -38,7 +38,7 @@ _BASE = {
     **_SERVER_NAMES,
     **_same(_MANAGER, "ServerManager"),
     **_same(_SERVER_CONFIG, "ServerManagerConfig"),
-    "generate_html": "hermes.envs.modes.viewer:",
+    "generate_html": "hermes.envs.modes.process:",
 }
 
 _CONFIGS = {**_same(_SERVER_CONFIG, "APIServerConfig"), **_same(_CONFIG, "BaseEnvConfig")}
@@ -92,12 +92,12 @@ MODULES: dict[str, dict[str, str]] = {
     "envs.server_handling.managed_server": {
         **_same(_MANAGED, "ManagedServer", "ManagedServerAdapter"),
         "SequenceNode": "hermes.compat.atropos.servers.sequences:",
-        "DummyManagedServer": "hermes.compat.atropos.servers.dummy:",
+        "DummyManagedServer": "hermes.compat.atropos.servers.managed:",
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
     "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},
     "envs.server_handling.trl_vllm_server": {**_SERVER_NAMES, "TrlVllmServer": _ENGINES},
-    "envs.server_handling.server_harness": {"ServerHarness": "hermes.envs.servers.harness:"},
+    "envs.server_handling.server_harness": {"ServerHarness": "hermes.envs.servers.manager:"},
     "envs.reward_fns": _same(f"{_REWARDS}:", "RewardFunction", "registry", "CombinedReward"),
     "envs.reward_fns.registry": _same(f"{_REWARDS}:", "registry", "RewardRegistry"),
     "envs.reward_fns.reward_function": _same(f"{_REWARDS}:", "RewardFunction"),
@@ -126,7 +126,7 @@ MODULES: dict[str, dict[str, str]] = {
     "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summarize"},
     "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
     "utils.advantages": _same(
-        "hermes.compat.atropos.advantages:",
+        "hermes.compat.atropos.helpers:",
         "allclose_to_first",
         "compute_stats",
         "compute_discounted_returns",
@@ -141,7 +141,7 @@ MODULES: dict[str, dict[str, str]] = {
     ),
     "utils.parse_args_and_command": _same(f"{_HERE}.helpers:", "parse_args_and_command"),
     "frontend": {},
-    "frontend.jsonl2html": {"generate_html": "hermes.envs.modes.viewer:"},
+    "frontend.jsonl2html": {"generate_html": "hermes.envs.modes.process:"},
     "api": {**_CONFIGS, "app": f"{_HERE}.api:"},
     "api.config": _CONFIGS,
     "api.server": _same(f"{_HERE}.api:", "app"),

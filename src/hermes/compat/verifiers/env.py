@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hermes.compat.verifiers.config import VerifiersEnvConfig
+from pydantic import Field
+
 from hermes.compat.verifiers.gateway import ModelGateway, RolloutCalls
 from hermes.compat.verifiers.groups import AgentRollout, build_groups, model_failure, read_rollout
 from hermes.compat.verifiers.interpreter import default_python
@@ -24,16 +25,52 @@ from hermes.compat.verifiers.worker_process import WorkerProcess
 from hermes.config.load import load
 from hermes.config.paths import home
 from hermes.core import Sampling
+from hermes.core.stats import interval
 from hermes.envs.agent.policy import PolicyServers, without_local_probes
 from hermes.envs.agent.sequences import build_sequences
 from hermes.envs.base import BaseEnv
 from hermes.envs.concurrency import gather_or_cancel
+from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.modes.evaluate import measure
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
-from hermes.envs.stats import interval
 from hermes.envs.types import Item, ScoredDataGroup
 from hermes.errors import ConfigError
+
+
+class VerifiersEnvConfig(BaseEnvConfig):
+    package: str = Field(
+        default="", description="The environment's package, as verifiers names it: reverse-text."
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Its own settings: fields of its EnvConfig ({taskset: {…}, agent: {…}}), or the "
+        "arguments of its load_environment.",
+    )
+    verifiers_python: str | None = Field(
+        default=None,
+        description="The interpreter that has verifiers; none: the one of 'hermes env verifiers install'.",
+    )
+    harness: str | None = Field(
+        default=None,
+        description="Harness of roles without one; none: the package's, else null.",
+    )
+    runtime: str = Field(
+        default="subprocess", description="Where harnesses run: subprocess, docker, podman, apptainer …"
+    )
+    allow_local_commands: bool = Field(
+        default=False, description="A harness may run the model's commands on this machine, unisolated."
+    )
+    max_turns: int = Field(default=16, ge=1, description="Most model calls of a rollout.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature in training.")
+    eval_tasks: int = Field(
+        default=32, ge=0, description="Tasks held out for evaluation; at most a quarter of a finite taskset."
+    )
+    eval_temperature: float = Field(default=0.0, ge=0, description="Sampling temperature in evaluations.")
+    tool_call_parser: str = Field(
+        default="hermes", description="Format of tool calls in the text of servers that return tokens."
+    )
+
 
 _LARGEST_HELD_OUT_SHARE = 4
 """At most one task in so many is held out from training."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from hermes.core import JSONObject, Role
 from hermes.data.example import Example
+from hermes.store.encode import separate
 
 
 class Rule(Protocol):
@@ -64,3 +67,23 @@ def prose(example: Example) -> str:
     """What user and assistant wrote for each other to read."""
     wrote = (message.content for message in example.messages if message.role in (Role.USER, Role.ASSISTANT))
     return "\n".join(wrote)
+
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """Lower-cased words; characters where the script does not separate words."""
+    return _WORD.findall(separate(text.lower()))
+
+
+def hash_words(sequence: list[str]) -> int:
+    text = "\x1f".join(sequence).encode("utf-8", "replace")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
+def shingles(text: str, size: int) -> Iterator[int]:
+    """The hash of every run of `size` words; of the whole text if it is shorter."""
+    text_words = words(text)
+    for start in range(max(len(text_words) - size + 1, 1)):
+        yield hash_words(text_words[start : start + size])

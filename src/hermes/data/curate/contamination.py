@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.core import JSON, JSONObject
-from hermes.data.curate.shingles import hash_words, words
+from hermes.data.curate.base import hash_words, words
 from hermes.data.example import Example
 from hermes.data.lines import read_lines
 from hermes.errors import UsageError

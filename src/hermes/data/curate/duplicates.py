@@ -12,8 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from hermes.core import JSONObject
-from hermes.data.curate.base import dialogue_text
-from hermes.data.curate.shingles import shingles
+from hermes.data.curate.base import dialogue_text, shingles
 from hermes.data.example import Example
 
 _BINS = 128

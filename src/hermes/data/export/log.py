@@ -6,10 +6,10 @@ The log is a help for people. It is not a promise: files that were moved or copi
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hermes.core import clock
 from hermes.disk import appendlog
 
 _NAME = "exports.jsonl"
@@ -18,7 +18,7 @@ _TEXT = (".jsonl", ".json", ".csv", ".txt")
 
 def log_export(home: Path, files: Iterable[Path]) -> None:
     """Notes the files of one export."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     lines = [json.dumps({"path": str(path.resolve()), "at_ms": now_ms}) for path in files]
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with appendlog.AppendLog(home / _NAME) as log:

@@ -20,7 +20,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject
-from hermes.data.curate.shingles import shingles, words
+from hermes.data.curate.base import shingles, words
 from hermes.data.example import task_key
 
 if TYPE_CHECKING:

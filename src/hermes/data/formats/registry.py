@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
-from hermes.data.formats import atif, axolotl, messages, openai_preference, record, sharegpt, sts, tokens, trl
+from hermes.core.names import did_you_mean, nearest
+from hermes.data.formats import atif, axolotl, messages, record, sharegpt, sts, tokens, trl
 from hermes.data.formats.base import Format
 from hermes.errors import UsageError
 
@@ -15,7 +14,7 @@ FORMATS: dict[str, Format] = {
         sharegpt.USER_ASSISTANT,
         messages.FORMAT,
         messages.FINETUNE,
-        openai_preference.FORMAT,
+        trl.OPENAI_PREFERENCE,
         trl.SFT,
         trl.PREFERENCE,
         trl.UNPAIRED,
@@ -31,7 +30,7 @@ FORMATS: dict[str, Format] = {
 
 def get_format(name: str) -> Format:
     if name not in FORMATS:
-        close = get_close_matches(name, FORMATS, n=1)
-        guess = f"did you mean '{close[0]}'? " if close else ""
-        raise UsageError(f"no format '{name}'", f"{guess}one of: {', '.join(FORMATS)}")
+        raise UsageError(
+            f"no format '{name}'", did_you_mean(nearest(name, FORMATS), f"one of: {', '.join(FORMATS)}")
+        )
     return FORMATS[name]

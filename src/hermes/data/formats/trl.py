@@ -4,6 +4,11 @@ Rows hold what a trainer reads and the ids that lead back, no more. Arguments of
 templates expect them; with text calls (`--calls text`) everything is in `content`, for templates without
 tools. A completion is the rest of one turn: the assistant's messages and the results they got, up to the next
 user message; of a rated step it is that step's message alone.
+
+OpenAI's preference rows (its hosted DPO, also Together and Fireworks): one assistant message on each side.
+
+A pair whose better or worse turn is more than one message (it called tools) is left out: the service has no
+form for it.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from hermes.core import JSONObject, Message, Rating, Role, StepKind
 from hermes.core.rating import STEPWISE_KINDS
 from hermes.data.example import Example, UnfitError
 from hermes.data.formats.base import Column, Format, ToolCallStyle, Unit
-from hermes.data.formats.messages import TOOLS, read
+from hermes.data.formats.messages import TOOLS, read, strict_message, strict_tools
 from hermes.data.formats.turns import as_text, for_template, template_messages, to_tools
 from hermes.data.preference.pairs import PreferencePair
 from hermes.data.preference.verdicts import conversation_steps, rated_spans
@@ -194,4 +199,37 @@ STEPWISE = Format(
     write=write_stepwise,
     keeps=("the text of every judged step up to the first that is not", "the verdicts' signs"),
     loses=("structure of calls and results (they are text)", "neutral verdicts, and all after one", *_LOSES),
+)
+
+
+def write_openai_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
+    prompt: JSONObject = {"messages": [strict_message(message) for message in pair.prompt]}
+    if pair.tools:
+        prompt |= {"tools": strict_tools(pair.tools), "parallel_tool_calls": True}
+    yield {
+        "input": prompt,
+        "preferred_output": _single_message(pair.chosen),
+        "non_preferred_output": _single_message(pair.rejected),
+    }
+
+
+def _single_message(turn: Sequence[Message]) -> list[JSONObject]:
+    if len(turn) != 1:
+        raise UnfitError("a turn of more than one message")
+    return [strict_message(turn[0])]
+
+
+OPENAI_PREFERENCE = Format(
+    name="openai-preference",
+    version=1,
+    summary="OpenAI's preference rows: input, preferred_output, non_preferred_output",
+    columns=(
+        Column("input", "json", "the shared messages and tools"),
+        Column("preferred_output", "json", "the better message"),
+        Column("non_preferred_output", "json", "the worse message"),
+    ),
+    write=write_openai_preference,
+    unit=Unit.PAIR,
+    keeps=("role, content, calls and results of the shared prefix", "both answers", "tool schemas"),
+    loses=("thinking, trajectory ids, the origin of the preference", "pairs with turns of several messages"),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -17,7 +17,8 @@ from hermes.core import JSON, JSONObject, Message, Step, ToolCall
 from hermes.data.example import Example
 from hermes.data.formats import record
 from hermes.safety.patterns import PatternHit, RedactionLayer, find
-from hermes.safety.redact import Redactor
+from hermes.safety.redact import MARKER, Redactor
+from hermes.store import Filter, Reader
 
 
 class RedactionLevel(StrEnum):
@@ -171,3 +172,51 @@ def _without_tokens(step: Step) -> Step:
     if step.call is None or step.call.tokens is None:
         return step
     return replace(step, call=replace(step.call, tokens=None, tokens_withheld="redacted"))
+
+
+_AROUND_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class RedactionFinding:
+    trajectory_id: str
+    step_index: int
+    role: str
+    rules: dict[str, int]
+    """Layer and rule → how often."""
+    excerpts: tuple[str, ...]
+    """The surroundings of each hit, with the secret's mark in its place."""
+
+
+def scan(reader: Reader, filters: Filter, redactor: Redactor) -> Iterator[RedactionFinding]:
+    """Every step with a hit, oldest trajectory first."""
+    for trajectory in reader.trajectories(filters):
+        for step in trajectory.steps:
+            scrubber = Scrubber(redactor, RedactionLevel.SHAPES)
+            redacted = [(text, scrubber.text(text)) for text in _texts(step.message)]
+            if scrubber.report.hits:
+                excerpts = tuple(piece for before, after in redacted for piece in _excerpts(before, after))
+                rules = dict(sorted(scrubber.report.hits.items()))
+                yield RedactionFinding(
+                    trajectory.header.id, step.index, step.message.role.value, rules, excerpts
+                )
+
+
+def totals(findings: list[RedactionFinding]) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for finding in findings:
+        counted.update(finding.rules)
+    return dict(sorted(counted.items()))
+
+
+def _texts(message: Message) -> list[str]:
+    return [message.content, message.reasoning or "", *(call.arguments for call in message.tool_calls)]
+
+
+def _excerpts(before: str, after: str) -> Iterator[str]:
+    """The marks of a text that changed, each with what is around it."""
+    at = -1 if before == after else after.find(MARKER)
+    while at >= 0:
+        end = after.find("]", at) + 1
+        yield after[max(0, at - _AROUND_CHARS) : end + _AROUND_CHARS]
+        at = after.find(MARKER, end)

@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from hermes.engine.info import EngineStats
-from hermes.engine.replicas.messages import Call, Reply, WorkerReady, WorkerSettings
-from hermes.engine.replicas.process import ReplicaProcess
+from hermes.engine.replicas.process import Call, ReplicaProcess, Reply, WorkerReady, WorkerSettings
 from hermes.engine.sent_errors import decode_error
 from hermes.errors import HermesError
 

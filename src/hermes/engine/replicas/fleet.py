@@ -19,8 +19,7 @@ from hermes.engine.footprint import cpu_bytes_needed
 from hermes.engine.info import EngineOptions
 from hermes.engine.local_process import LocalProcess
 from hermes.engine.replicas.client import WorkerClient
-from hermes.engine.replicas.messages import WorkerReady, WorkerSettings
-from hermes.engine.replicas.process import ReplicaProcess
+from hermes.engine.replicas.process import ReplicaProcess, WorkerReady, WorkerSettings
 from hermes.engine.types import EngineCapacityError
 from hermes.errors import HermesError, HostError
 

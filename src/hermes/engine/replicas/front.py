@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,7 +37,6 @@ from hermes.engine.replicas.client import WorkerClient, WorkerLostError
 from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
-from hermes.engine.replicas.totals import add_stats, no_stats, only_counts
 from hermes.engine.schedule import failed_future
 from hermes.engine.sent_errors import ParametersNeededError
 from hermes.engine.training.validation import validate
@@ -402,3 +401,21 @@ class EngineFront:
 
     def _on_change(self) -> None:
         self._samples.retry_waiting()
+
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "sampled_tokens", "sampling_s", "training_s")
+
+
+def no_stats() -> EngineStats:
+    return EngineStats(**{field.name: 0 for field in fields(EngineStats)})
+
+
+def add_stats(parts: Sequence[EngineStats]) -> EngineStats:
+    return EngineStats(
+        **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(EngineStats)}
+    )
+
+
+def only_counts(stats: EngineStats) -> EngineStats:
+    """What a worker that is gone has done; what it held is gone too."""
+    return replace(no_stats(), **{name: getattr(stats, name) for name in _COUNTS})

@@ -7,6 +7,7 @@ network between the nodes has to be closed, as Ray's own has to be.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -16,14 +17,13 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-from hermes.cluster.actors import ActorEnd, installed_versions, wait_for_end
+from hermes.cluster.actors import ActorEnd, Versions, check_versions, installed_versions, wait_for_end
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.fleet import WorkerPlacement
-from hermes.engine.replicas.messages import WorkerSettings
-from hermes.engine.replicas.ray_actor import COMPUTES, EngineActor
+from hermes.engine.replicas.process import WorkerSettings
 from hermes.errors import UsageError
 from hermes.safety.access import TokenScheme
 from hermes.serving import listen
@@ -185,3 +185,21 @@ def _shut_down(connection: Connection[Any, Any]) -> None:
             stream.shutdown(socket.SHUT_RDWR)
     except OSError:  # the reader has closed it
         return
+
+
+COMPUTES = "torch"
+"""The package that has to have one version on all nodes."""
+
+
+class EngineActor:
+    """`serve` returns when the front is gone."""
+
+    def serve(self, address: tuple[str, int], secret: bytes, token: str, versions: Versions) -> None:
+        check_versions(versions, COMPUTES)
+        from hermes.engine.replicas.worker import serve_front
+
+        connection = Client(address, authkey=secret)
+        connection.send((token, os.getpid()))
+        with contextlib.suppress(EOFError, ConnectionError):
+            serve_front(connection)
+        os._exit(0)  # the engine's threads do not end by themselves

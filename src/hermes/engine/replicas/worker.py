@@ -28,7 +28,7 @@ from hermes.safety.output.logs import log_to_stderr
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
     from hermes.engine.lora.weight_arrays import WeightArrays
-    from hermes.engine.replicas.messages import Call, Reply
+    from hermes.engine.replicas.process import Call, Reply
     from hermes.engine.types import Datum, Floats, LoraConfig, Loss, SampleRequest
 
 
@@ -47,7 +47,7 @@ def serve_front(front: Connection[Any, Any]) -> None:
 
     from hermes.engine.engine import Engine
     from hermes.engine.memory import capacity_error, is_out_of_memory
-    from hermes.engine.replicas.messages import Reply, WorkerReady
+    from hermes.engine.replicas.process import Reply, WorkerReady
     from hermes.engine.sent_errors import encode_error
     from hermes.errors import HermesError
 
@@ -134,7 +134,7 @@ class _EngineWorker:
         self._reply(number, None)
 
     def _on_sample(self, number: int, policy_id: str | None, request: SampleRequest, stream: bool) -> None:
-        from hermes.engine.replicas.messages import Reply
+        from hermes.engine.replicas.process import Reply
 
         if stream:
 
@@ -168,12 +168,12 @@ class _EngineWorker:
         future.add_done_callback(reply)
 
     def _reply(self, number: int, value: Any) -> None:
-        from hermes.engine.replicas.messages import Reply
+        from hermes.engine.replicas.process import Reply
 
         self._replies.put(lambda: Reply(number, "result", value, self._engine.stats()))
 
     def _reply_error(self, number: int, error: BaseException) -> None:
-        from hermes.engine.replicas.messages import Reply
+        from hermes.engine.replicas.process import Reply
         from hermes.engine.sent_errors import encode_error
 
         self._replies.put(lambda: Reply(number, "error", encode_error(error), self._engine.stats()))

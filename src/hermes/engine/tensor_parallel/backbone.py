@@ -4,6 +4,11 @@ It is a `Backbone` on every rank: all of them call `hidden` with the same positi
 keys and values of its own heads. The leader embeds the tokens and sends the states; a layer's two sums over
 the ranks are its only other communication, and two more in the backward pass. All ranks have the final
 hidden states; only the leader has the LM head.
+
+A rank's part of an adapter is rows of B where the linear is cut by rows, columns of A where by columns.
+
+Parts are views, so that gradients flow back to the whole matrices, with zeros where another rank computes.
+The sum of all ranks' gradients is therefore the gradient of the adapter.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recompute
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.lora.weights import LoraView, LoraWeights
+from hermes.engine.lora.weights import LoraDelta, LoraGroup, LoraPart, LoraSpans, LoraView, LoraWeights
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import (
     GROUPS,
@@ -32,9 +37,8 @@ from hermes.engine.model.llama import (
 )
 from hermes.engine.model.llama_files import LayerCut, read_layer, rotary_frequencies, spec_of_folder
 from hermes.engine.model.safetensors_reader import SafetensorsReader
-from hermes.engine.spec import ModelSpec
+from hermes.engine.spec import ModelSpec, Site
 from hermes.engine.tensor_parallel.collectives import broadcast, sum_gradients, sum_outputs
-from hermes.engine.tensor_parallel.lora import shard_lora
 from hermes.engine.tensor_parallel.plan import Shard, local_spec, plan_shards
 from hermes.engine.types import EngineUserError
 
@@ -167,3 +171,40 @@ def _folder(source: str) -> Path:
             f"The base model '{source}' could not be loaded: {str(error).splitlines()[0]}",
             "Use a folder with config.json and safetensors, or a hub name that can be reached.",
         ) from error
+
+
+def shard_lora(lora: LoraView, shard: Shard) -> LoraView:
+    """The rank's part of one adapter, or of several over spans of the tokens."""
+    if isinstance(lora, LoraSpans):
+        return LoraSpans(
+            tuple(
+                (start, end, None if weights is None else shard_lora(weights, shard))
+                for start, end, weights in lora.spans
+            )
+        )
+    assert isinstance(lora, LoraWeights)
+    return ShardedLora(lora, shard)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedLora(LoraView):
+    weights: LoraWeights
+    shard: Shard
+
+    def at(self, group: Site) -> LoraDelta | None:
+        whole = self.weights.at(group)
+        return None if whole is None else _cut(whole, group[1], self.shard)
+
+
+def _cut(group: LoraGroup, name: str, shard: Shard) -> LoraGroup:
+    columns = {"o": shard.queries, "down": shard.inner}.get(name)
+    if columns is not None:
+        return LoraGroup(group.a[:, columns], group.parts)
+    rows = {"qkv": (shard.queries, shard.keys, shard.keys), "gate_up": (shard.inner, shard.inner)}[name]
+    return LoraGroup(
+        group.a,
+        tuple(
+            part and LoraPart(part.b[part_rows], part.scale)
+            for part, part_rows in zip(group.parts, rows, strict=True)
+        ),
+    )

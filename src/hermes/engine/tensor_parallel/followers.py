@@ -21,12 +21,16 @@ from typing import Any
 
 import torch
 
+from hermes.engine.info import EngineOptions
 from hermes.engine.local_process import LocalProcess
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weight_arrays import encode_weights
 from hermes.engine.sent_errors import decode_error
+from hermes.engine.tensor_parallel.backbone import ShardedLlama, load_shard
 from hermes.engine.tensor_parallel.collectives import join_ranks
 from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays, encode_command
+from hermes.engine.tensor_parallel.plan import check_shardable
+from hermes.engine.types import EngineUserError
 from hermes.errors import HostError
 
 _logger = logging.getLogger(__name__)
@@ -146,3 +150,45 @@ def _environ(device: torch.device, rank: int) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
     return {"CUDA_VISIBLE_DEVICES": names[rank % len(names)]}
+
+
+def start_ranks(
+    options: EngineOptions, device: torch.device, dtype: torch.dtype
+) -> tuple[ShardedLlama, Followers]:
+    """The leader's part of the model, and the other ranks.
+
+    EngineUserError: the model cannot be divided, or an option does not go with it. HostError: a rank died.
+    """
+    from transformers import AutoConfig
+
+    size = options.tensor_parallel_size
+    _check_options(options)
+    try:
+        config = AutoConfig.from_pretrained(options.model)
+    except (OSError, ValueError) as error:
+        raise EngineUserError(
+            f"The base model '{options.model}' could not be loaded: {str(error).splitlines()[0]}",
+            "Use a folder with config.json and safetensors, or a hub name that can be reached.",
+        ) from error
+    check_shardable(config, options.model, size)
+    followers = Followers(options.model, size, device, dtype)
+    try:
+        backbone = load_shard(options.model, config, 0, size, device, dtype)
+        followers.join()
+    except BaseException:
+        followers.close()
+        raise
+    return backbone, followers
+
+
+def _check_options(options: EngineOptions) -> None:
+    excluded = {
+        "--quantize": options.quantize is not None,
+        "--exact": options.exact,
+        "kind='transformers'": options.kind == "transformers",
+    }
+    for name, is_set in excluded.items():
+        if is_set:
+            raise EngineUserError(
+                f"{name} and --tensor-parallel-size cannot be combined.", "Leave one of them out."
+            )

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hermes.core.stats import interval
 from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.modes.evaluate import FailedItem, run_items
-from hermes.envs.stats import interval
 from hermes.envs.types import Item
 from hermes.errors import HermesError
 

@@ -19,7 +19,7 @@ from hermes.config.settings import LOCAL, ProviderSettings, http_url
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.errors import ConfigError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
-from hermes.models.prices import price_of
+from hermes.models.usage import price_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

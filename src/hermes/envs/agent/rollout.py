@@ -2,15 +2,17 @@
 
 A rollout that an infrastructure failure ended is run again, a bounded number of times; so is one whose grader
 failed. If there is no reward then, an error with a reason is raised; a failure is never a score.
+
+Tool results have a budget, per tool and for all results of one turn together. A result over budget is saved
+to a file in the sandbox; the model gets its beginning and the path.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent
@@ -25,14 +27,18 @@ from hermes.core import (
     Source,
     StopReason,
     Trajectory,
+    content_hash,
 )
+from hermes.core.clock import now_ms
 from hermes.envs.agent.grading import ComputeReward, Range, grade
 from hermes.envs.agent.result import AgentResult, read_result
-from hermes.envs.agent.result_budget import ResultBudget
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import HermesError, ProviderError, SandboxError
 from hermes.safety.forbidden import FORBIDDEN_PATHS, ForbiddenTouch, find_touches
+from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.result_budget import storable
+from hermes.tools.scratch import write_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,10 +182,60 @@ async def _record(context: RolloutContext, rollout: ScoredRollout) -> None:
     detail: JSONObject = {"parts": dict(reward.parts), "detail": reward.detail}
     if rollout.forbidden:
         detail[FORBIDDEN_PATHS] = [touch.to_json() for touch in rollout.forbidden[:_MAX_RECORDED]]
-    row = Reward(trajectory_id, reward.value, context.name, detail, time.time_ns() // 1_000_000)
+    row = Reward(trajectory_id, reward.value, context.name, detail, now_ms())
     await asyncio.wrap_future(context.writer.add_reward(row))
 
 
 def _as_infrastructure(error: RolloutFailedError) -> HermesError:
     kind = SandboxError if error.outcome.boundary is Boundary.SANDBOX else ProviderError
     return kind(error.message)
+
+
+_UNBOUNDED = 1 << 40
+
+
+@dataclass
+class ResultBudget:
+    """The budget of one rollout."""
+
+    config: HermesAgentEnvConfig
+    turn: Callable[[], int] = field(default=lambda: 0)
+    """Identifies the current turn; set when the rollout's loop exists."""
+    _spent: tuple[int, int] = (0, 0)
+    """The turn, and the characters shown in it so far."""
+
+    def adapt(self, tool: Tool) -> Tool:
+        """The tool with this budget instead of its own."""
+        limit = (self.config.tool_result_overrides or {}).get(
+            tool.name, self.config.default_result_size_chars
+        )
+
+        async def handler(arguments: JSONObject, bench: Workbench) -> ToolOutput:
+            output = await tool.handler(arguments, bench)
+            return await self._fit_to_budget(
+                ToolOutput(output) if isinstance(output, str) else output, limit, bench
+            )
+
+        return replace(tool, handler=handler, max_result_chars=_UNBOUNDED)
+
+    async def _fit_to_budget(self, output: ToolOutput, limit: int, bench: Workbench) -> ToolOutput:
+        turn, spent = self._spent
+        if turn != self.turn():
+            turn, spent = self.turn(), 0
+        size = len(output.content)
+        if size <= min(limit, self.config.turn_budget_chars - spent):
+            self._spent = turn, spent + size
+            return output
+        preview = await self._save(output, bench)
+        self._spent = turn, spent + len(preview)
+        return replace(output, content=preview)
+
+    async def _save(self, output: ToolOutput, bench: Workbench) -> str:
+        full = storable(output.full if output.full is not None else output.content)
+        name = f"results/{content_hash(full)[:16]}.txt"
+        try:
+            where = f'path="{await write_scratch(bench, name, full.encode("utf-8"))}"'
+        except OSError as error:  # the model still gets the preview, and the error
+            where = f'not_saved="{error.strerror or type(error).__name__}"'
+        preview = full[: self.config.preview_size_chars]
+        return f'<persisted-output {where} chars="{len(full)}">\n{preview}\n</persisted-output>'

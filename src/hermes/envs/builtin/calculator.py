@@ -4,12 +4,18 @@ Teaches multi-turn tool use that a model of 135 million parameters can learn: ca
 result, answer with the number. Graded by the exact value of the final number of the last message. Shaped: 0.1
 for an attempted call, 0.2 for one that parses, 0.3 for the right tool, 0.6 for calculating the right value; a
 flood of calls is an attempt.
+
+Sums for a calculator: the question, the expression to calculate, and the exact answer.
+
+Two kinds: one operation on two numbers, and two steps, where the second step uses the result of the first. No
+number in a question is its answer, so that repeating the question is never right.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -21,7 +27,6 @@ from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.number import numeric, read_number
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.arithmetic import Sum, one_step, two_steps
 from hermes.envs.tasks.split import Split, draw
 from hermes.errors import ToolError
 from hermes.tools.builtin.calculator import calculate
@@ -99,3 +104,68 @@ def _call_progress(item: Sum, call: ToolCall) -> float:
 
 if __name__ == "__main__":
     CalculatorEnv.cli()
+
+
+_SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
+_ONE_STEP = (
+    "What is {a} {op} {b}?",
+    "Calculate {a} {op} {b}.",
+    "How much is {a} {op} {b}?",
+    "{a} {op} {b} = ?",
+)
+_TWO_STEPS = (
+    "What is ({a} {op} {b}) {op2} {c}?",
+    "Take {a} {op} {b}, then {word2} {c}. What do you get?",
+    "Work out {a} {op} {b} first. Then take the result {word2} {c}.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    question: str
+    expression: str
+    """In the calculator's syntax."""
+    steps: tuple[str, ...]
+    """The expressions of the calculator calls, in order."""
+    answer: str
+    key: str
+    """The numbers and operations in canonical order: 2 + 3 and 3 + 2 have the same key."""
+
+
+def one_step(rng: random.Random, digits: int = 4) -> Sum:
+    """An addition, subtraction or multiplication of numbers with 2 to `digits` digits."""
+    while True:
+        word, symbol = rng.choice(list(_SYMBOLS.items()))
+        a, b = _number(rng, digits), _number(rng, digits)
+        expression = f"{a} {symbol} {b}"
+        total = calculate(expression)
+        if total in (str(a), str(b)):
+            continue
+        question = rng.choice(_ONE_STEP).format(a=a, b=b, op=rng.choice((word, symbol)))
+        return Sum(question, expression, (expression,), total, _key((a, b), symbol))
+
+
+def two_steps(rng: random.Random, digits: int = 3) -> Sum:
+    while True:
+        (word, symbol), (word2, symbol2) = (rng.choice(list(_SYMBOLS.items())) for _ in range(2))
+        a, b, c = (_number(rng, digits) for _ in range(3))
+        first = f"{a} {symbol} {b}"
+        middle = calculate(first)
+        last = f"{middle} {symbol2} {c}"
+        total = calculate(last)
+        if total in (str(a), str(b), str(c), middle):
+            continue
+        question = rng.choice(_TWO_STEPS).format(
+            a=a, b=b, c=c, op=rng.choice((word, symbol)), op2=symbol2, word2=word2
+        )
+        key = _key((a, b, c), symbol + symbol2)
+        return Sum(question, f"({first}) {symbol2} {c}", (first, last), total, key)
+
+
+def _key(numbers: Sequence[int], symbols: str) -> str:
+    return f"{' '.join(map(str, sorted(numbers)))} {''.join(sorted(symbols))}"
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    size = rng.randint(2, digits)
+    return rng.randint(10 ** (size - 1), 10**size - 1)

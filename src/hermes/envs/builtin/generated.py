@@ -4,6 +4,12 @@ A subclass defines where its items come from (`generate`), how an item becomes a
 how a rollout is graded (`grade`). Items are frozen and have a `key`; the key decides whether an item is
 trained on or held out, so the same seed gives the same items and no seed mixes the two splits. Without a seed
 in the configuration, each training run has items of its own.
+
+A curriculum over levels of difficulty: harder tasks when those of the present level succeed. Pure.
+
+Scores are recorded as groups end; the level changes only between training steps, so it does not depend on the
+order in which the groups of a batch arrived. It never falls: a policy that has learned easy tasks keeps
+seeing them, mixed with the harder ones.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import asyncio
 import logging
 import math
 import random
+import statistics
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -28,9 +35,39 @@ from hermes.envs.config import BaseEnvConfig
 from hermes.envs.rewards.combine import ToolUse
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.curriculum import Curriculum
 from hermes.envs.tasks.split import Keyed, Split
 from hermes.errors import ConfigError
+
+_THRESHOLD = 0.6
+"""Mean score of the highest level at which the next level opens."""
+_LEAST_GROUPS = 4
+"""Groups of the highest level that the mean is taken of."""
+
+
+class Curriculum:
+    def __init__(self, levels: int, level: int = 0) -> None:
+        """`levels`: how many there are. `level`: the highest that is open, counted from 0."""
+        self._levels = levels
+        self.level = min(level, levels - 1)
+        self._means: list[float] = []
+        """Of groups of the highest open level, since it was opened."""
+
+    def record(self, level: int, scores: Sequence[float]) -> None:
+        """A group of this level has these scores, between 0 and 1."""
+        if level == self.level:
+            self._means.append(statistics.fmean(scores))
+
+    def advance(self) -> bool:
+        """Between two steps: opens the next level if the highest open one succeeds; whether it did."""
+        succeeds = len(self._means) >= _LEAST_GROUPS and statistics.fmean(self._means) >= _THRESHOLD
+        if not succeeds or self.level + 1 >= self._levels:
+            if len(self._means) >= 4 * _LEAST_GROUPS:
+                self._means.clear()  # the policy has changed since
+            return False
+        self.level += 1
+        self._means.clear()
+        return True
+
 
 logger = logging.getLogger(__name__)
 

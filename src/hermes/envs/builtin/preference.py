@@ -11,7 +11,9 @@ run shows whether the policy gets better or only better at pleasing the reward m
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -25,9 +27,42 @@ from hermes.envs.builtin.generated import GeneratedEnv, GeneratedEnvConfig
 from hermes.envs.builtin.reward_function import check_rows, split
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import TRUE_REWARD, RewardResult, failed
-from hermes.envs.tasks.instructions import Instruction, instruction
 from hermes.envs.tasks.split import Split, draw
+from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
 from hermes.errors import ConfigError
+
+_FORMS = (
+    "Write a two-sentence thank-you note to {person} for the {colour} {thing}.",
+    "Explain {subject} to a child in one short paragraph.",
+    "Describe a {colour} {thing} so that somebody in {city} would want to buy it.",
+    "Give {person} three tips for a first day of {subject}.",
+    "Write a polite message to {person}, saying that the {thing} will arrive in {city} a day late.",
+    "Tell a four-sentence story about {person} and a lost {thing} in {city}.",
+    "Suggest a plan for an afternoon in {city} with a friend who loves {subject}.",
+    "Politely decline {person}'s offer to trade a {thing} for lessons in {subject}.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    text: str
+
+    @property
+    def key(self) -> str:
+        return self.text
+
+
+def instruction(rng: random.Random) -> Instruction:
+    return Instruction(
+        rng.choice(_FORMS).format(
+            person=rng.choice(PEOPLE),
+            colour=rng.choice(COLOURS),
+            thing=rng.choice(THINGS),
+            city=rng.choice(CITIES),
+            subject=rng.choice(SUBJECTS),
+        )
+    )
+
 
 Item = Instruction | TaskRow
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import JSONObject
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 
 BUILT_IN = Path(__file__).parents[1] / "builtin"
@@ -96,8 +96,8 @@ def locate(reference: str, folders: Sequence[Path]) -> Path:
     listed = find_listed(reference, environments)
     if listed is not None:
         return listed.path
-    close = get_close_matches(reference, [env.name for env in environments], n=3)
-    hint = f"Did you mean {' or '.join(close)}?" if close else "'hermes env list' shows all environments."
+    close = nearest(reference, [env.name for env in environments])
+    hint = did_you_mean(close, "'hermes env list' shows all environments.")
     raise UsageError(f"there is no environment '{reference}'.", hint)
 
 

@@ -19,7 +19,6 @@ import sys
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from hermes.config import yaml_file
 from hermes.config.environment import export_stored
 from hermes.config.providers import trajectory_api_url
+from hermes.core.names import did_you_mean, nearest
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
@@ -330,8 +330,7 @@ def _save_settings(env: EnvHooks, settings: dict[str, Any]) -> None:
 
 
 def _suggest(name: str, names: Any, prefix: str = "--") -> str:
-    close = get_close_matches(name, list(names), n=1)
-    return f"Did you mean {prefix}{close[0]}?" if close else "See --help."
+    return did_you_mean([f"{prefix}{candidate}" for candidate in nearest(name, names)], "See --help.")
 
 
 def usage(cls: type[EnvHooks]) -> str:

@@ -16,9 +16,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hermes.core.stats import Interval, interval
 from hermes.envs.groups import to_plain
 from hermes.envs.modes.redaction import clean_text
-from hermes.envs.stats import Interval, interval
 from hermes.safety.text import printable
 
 logger = logging.getLogger(__name__)

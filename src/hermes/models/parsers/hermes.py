@@ -15,7 +15,7 @@ from functools import cached_property
 from hermes.core import JSONObject, ToolCall
 from hermes.models.parsers.base import MalformedCallError, ParsedText, new_call_id
 from hermes.models.parsers.json_scan import call_parts, is_object, skip_space
-from hermes.models.parsers.named import argument_text
+from hermes.models.parsers.objects import argument_text
 from hermes.models.parsers.scan import Grammar, scan
 
 

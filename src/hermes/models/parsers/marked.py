@@ -18,7 +18,7 @@ from functools import cached_property
 from hermes.core import JSONObject, ToolCall
 from hermes.models.parsers.base import MalformedCallError, ParsedText, new_call_id
 from hermes.models.parsers.json_scan import decode_object_at
-from hermes.models.parsers.named import NAME, argument_text, checked_name
+from hermes.models.parsers.objects import NAME, argument_text, checked_name
 from hermes.models.parsers.scan import Grammar, scan
 
 

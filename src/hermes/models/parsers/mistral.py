@@ -19,8 +19,7 @@ from hermes.core import JSONObject, ToolCall
 from hermes.models.parsers.base import MalformedCallError, ParsedText
 from hermes.models.parsers.hermes import call_object
 from hermes.models.parsers.json_scan import call_parts, decode_object_at, members_at, skip_space
-from hermes.models.parsers.named import NAME, argument_text, checked_name
-from hermes.models.parsers.objects import CallSequence, broken_object
+from hermes.models.parsers.objects import NAME, CallSequence, argument_text, broken_object, checked_name
 from hermes.models.parsers.scan import Grammar, scan
 
 _MARK = "[TOOL_CALLS]"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hermes.core import ToolCall
 from hermes.models.parsers.base import MalformedCallError, broken_call
-from hermes.models.parsers.json_scan import balanced_end, call_parts
-from hermes.models.parsers.repair import repair_call
+from hermes.models.parsers.json_scan import balanced_end, call_parts, repair_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +60,21 @@ def _extent(text: str, at: int, error: MalformedCallError, row: CallSequence) ->
         if row.after.match(text, end):
             return max(match.start(), at + 1)
     return balanced or limit
+
+
+NAME = r"[\w./:-]+"
+"""What can be a tool's name where the format does not quote it."""
+
+_NAME = re.compile(NAME)
+
+
+def checked_name(call: ToolCall) -> str:
+    """The call's name; ValueError if it cannot be written without quotes."""
+    if not _NAME.fullmatch(call.name):
+        raise ValueError(f"the tool name {call.name!r} cannot be written unquoted")
+    return call.name
+
+
+def argument_text(call: ToolCall) -> str:
+    """The arguments verbatim; no text means no arguments."""
+    return call.arguments if call.arguments.strip() else "{}"

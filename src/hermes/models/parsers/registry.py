@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 from hermes.models.parsers.base import ToolCallParser
 from hermes.models.parsers.hermes import TaggedJSONParser
@@ -44,8 +44,7 @@ def get_parser(name: str, *, repair: bool = False) -> ToolCallParser:
     """
     key = _ALIASES.get(name, name)
     if key not in _PARSERS:
-        close = get_close_matches(name, parser_names(), n=3)
-        names = ", ".join(close or parser_names())
-        hint = f"Did you mean {names}?" if close else f"Parsers: {names}."
+        names = parser_names()
+        hint = did_you_mean(nearest(name, names), f"Parsers: {', '.join(names)}.")
         raise UsageError(f"no tool-call parser is called '{name}'.", hint)
     return _PARSERS[key](key, repair)

@@ -19,8 +19,7 @@ from hermes.models.parsers.base import (
     ParsedText,
     broken_call,
 )
-from hermes.models.parsers.json_scan import skip_space
-from hermes.models.parsers.repair import repair_call
+from hermes.models.parsers.json_scan import repair_call, skip_space
 
 NEVER = "(?!)"
 """The pattern that matches nothing."""

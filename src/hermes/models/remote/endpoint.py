@@ -14,16 +14,15 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core import JSONObject
+from hermes.core.names import nearest
 from hermes.errors import AuthError, ProviderError
 from hermes.models.fields import as_objects, as_text, finite
 from hermes.models.remote import failures
 from hermes.models.remote.client import Client
 from hermes.models.remote.retry import OnRetry, RetryPolicy, with_retries
-from hermes.models.remote.sse import EventDecoder
 from hermes.models.remote.throttle import Throttle, throttle_for
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ class Endpoint:
             async with asyncio.timeout(_LISTING_TIMEOUT_S):
                 names = await self.model_names()
         if names and self.target.model not in names:
-            similar = get_close_matches(self.target.model, names, n=3, cutoff=0.5) or names[:_MODELS_SHOWN]
+            similar = nearest(self.target.model, names, cutoff=0.5) or names[:_MODELS_SHOWN]
             error.hint = f"The server has no model '{self.target.model}'; it has {', '.join(similar)}."
         else:
             error.hint = "Check the model's name and base_url, which usually ends in /v1."
@@ -255,3 +254,26 @@ def _content_type(response: httpx2.Response) -> str:
 def _encode(body: JSONObject) -> bytes:
     """ASCII, since a model can write lone surrogates, which have no UTF-8 form."""
     return json.dumps(body, separators=(",", ":")).encode("ascii")
+
+
+class EventDecoder:
+    """One stream. Lines end with LF or CRLF; other separators may occur inside a JSON text."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> Iterator[bytes]:
+        """The data of every event that is now complete."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data)
+                self._data.clear()
+
+    def end(self) -> Iterator[bytes]:
+        """The last event, where the server did not close it with an empty line."""
+        yield from self.feed(b"\n\n")

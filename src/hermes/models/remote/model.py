@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hermes.core import JSONObject, Sampling, Usage
 from hermes.models.budget import Budget, Spent
-from hermes.models.prices import cost_usd
 from hermes.models.remote import wire
 from hermes.models.remote.endpoint import Endpoint
 from hermes.models.remote.retry import OnRetry
-from hermes.models.usage import read_usage, reported_cost_usd
+from hermes.models.usage import cost_usd, read_usage, reported_cost_usd
 
 if TYPE_CHECKING:
     from hermes.config.providers import ModelTarget

@@ -15,9 +15,9 @@ from hermes.core.sequence import SAMPLING_FIELDS
 from hermes.errors import ProviderError
 from hermes.models.budget import Budget
 from hermes.models.fields import as_count, as_object, as_text
-from hermes.models.prices import cost_usd
 from hermes.models.tokens import traces
 from hermes.models.tokens.completions import TokenModel, TokenReply
+from hermes.models.usage import cost_usd
 
 if TYPE_CHECKING:
     from hermes.config.providers import ModelTarget

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -18,9 +17,10 @@ from hermes.batch.workers.process import ProcessWorkers
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject, RaterSource, Rating, RatingKind, new_id
+from hermes.core.clock import now_ms
+from hermes.core.stats import Interval, interval
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
-from hermes.envs.stats import Interval, interval
 from hermes.errors import HermesError
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
@@ -104,7 +104,7 @@ def rate_answers(run_name: str) -> dict[str, RuleVerdict]:
                     kind=RatingKind.SCORE,
                     value=verdict.stars,
                     rater=RATER,
-                    created_at_ms=int(time.time() * 1000),
+                    created_at_ms=now_ms(),
                     source=RaterSource.REWARD,
                 )
             )

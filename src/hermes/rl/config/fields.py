@@ -10,7 +10,6 @@ import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_v
 
 from hermes.config.option import split_words
 from hermes.config.settings import http_url
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
 from hermes.training.options import RlFields
 
@@ -207,12 +207,8 @@ def find_field(name: str, fields: Mapping[str, FieldInfo]) -> FieldInfo:
         if candidate in fields:
             return fields[candidate]
     short_names = [field.rpartition(".")[2] for field in fields]
-    close = get_close_matches(name.rpartition(".")[2], short_names, n=3)
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else "'hermes rl config' lists the fields (the tool: rl_get_current_config)"
-    )
+    otherwise = "'hermes rl config' lists the fields (the tool: rl_get_current_config)"
+    hint = did_you_mean(nearest(name.rpartition(".")[2], short_names), otherwise)
     raise UsageError(f"there is no field '{name}'", hint)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hermes.config import yaml_file
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import ConfigError
 from hermes.rl.config.base_model import BASE_MODEL
 from hermes.rl.config.fields import TrainerFields
@@ -70,7 +70,7 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
     for section in _SECTIONS:
         accepted = _accepted_keys(section, env_fields)
         for key, value in _section(path, section, data.get(section)).items():
-            near = get_close_matches(key, accepted, n=1, cutoff=0.8)
+            near = nearest(key, accepted, cutoff=0.8)
             if key not in accepted and (section != "env" or env_fields is not None or near):
                 raise _unknown_key(path, f"{section}.{key}", [f"{section}.{name}" for name in accepted])
             values[f"{section}.{key}"] = value
@@ -143,6 +143,5 @@ def _accepted_keys(section: str, env_fields: Collection[str] | None) -> list[str
 
 
 def _unknown_key(path: Path, name: str, accepted: Collection[str]) -> ConfigError:
-    close = get_close_matches(name, accepted, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(accepted)}"
+    hint = did_you_mean(nearest(name, accepted)[:1], f"the keys are {', '.join(accepted)}")
     return ConfigError(f"{path}: unknown key '{name}'", hint)

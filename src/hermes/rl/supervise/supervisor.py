@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from hermes.core.clock import now_ms
 from hermes.errors import HermesError
 from hermes.rl.disk_room import DiskRoom
 from hermes.rl.process import (
@@ -27,7 +28,7 @@ from hermes.rl.process import (
     last_error,
     read_tail,
 )
-from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus, now_ms
+from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus
 
 _TICK_S = 0.1
 _MAX_EXITS = 5

@@ -8,9 +8,13 @@ first, up to that share.
 A size that cannot be part of any batch (no sequences, more than a batch, or no sum with the other sizes that
 is a batch) is set aside: it waits in the queue, and the rest is packed as if it were not there. Where the
 largest size makes no batch, the next one is tried, then single groups in order of arrival, and at last any
-numbers of groups that add up (`exact_fill`): if the queue holds a batch, it is found.
+numbers of groups that add up: if the queue holds a batch, it is found.
 
 Cost: linear in the groups of one batch and in the number of lanes, however long they are.
+
+The last is a bounded subset sum. Taking groups in order of arrival can end with room for less than any group
+that is left: ten groups of 3 fill 30 of 32 sequences, where eight of them and two of 4 fill all. Sums are the
+bits of one integer, so a batch of thousands of sequences costs a few shifts for each size.
 """
 
 from __future__ import annotations
@@ -19,11 +23,10 @@ import functools
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from hermes.rollouts.core.exact_fill import Supply, exact_counts
 from hermes.rollouts.core.queue import Lane, LaneKey, QueuedGroup, QueueEntry
 
 Lanes: TypeAlias = Mapping[LaneKey, Lane]
@@ -246,3 +249,63 @@ def no_batch_reason(lanes: Lanes, demand: Demand) -> str:
 def _format_numbers(numbers: Collection[int]) -> str:
     ordered = sorted(numbers)
     return ", ".join(map(str, ordered[:8])) + (", …" if len(ordered) > 8 else "")
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Supply(NamedTuple):
+    """The groups of one kind that can be taken."""
+
+    size: int
+    """Sequences in each of them; at least 1."""
+    available: int
+    preferred: int
+    """How many a batch in order of arrival would take."""
+
+
+def exact_counts(supplies: Mapping[K, Supply], total: int) -> dict[K, int] | None:
+    """How many of each kind to take so that their sizes add up to `total`; None if no numbers do.
+
+    Of several solutions it is one that is near the preferred numbers.
+    """
+    kinds = list(supplies.items())
+    sums = _reachable_sums([supply for _, supply in kinds], total)
+    if not sums[-1] >> total & 1:
+        return None
+    counts: dict[K, int] = {}
+    missing = total
+    for (kind, supply), sums_before in zip(reversed(kinds), reversed(sums[:-1]), strict=True):
+        most = min(supply.available, missing // supply.size)
+        count = next(
+            n for n in _nearest_first(supply.preferred, most) if sums_before >> missing - n * supply.size & 1
+        )
+        counts[kind] = count
+        missing -= count * supply.size
+    return counts
+
+
+def _reachable_sums(supplies: Sequence[Supply], total: int) -> list[int]:
+    """Bit s of item i: some groups of the first i kinds add up to s."""
+    mask = (1 << total + 1) - 1
+    sums = [1]
+    for supply in supplies:
+        reachable, left, chunk = sums[-1], min(supply.available, total // supply.size), 1
+        while left > 0:  # chunks of 1, 2, 4, … groups give every number up to `left`
+            count = min(chunk, left)
+            reachable |= reachable << count * supply.size & mask
+            left -= count
+            chunk *= 2
+        sums.append(reachable)
+    return sums
+
+
+def _nearest_first(preferred: int, most: int) -> Iterator[int]:
+    """The numbers from 0 to `most`, those near `preferred` first."""
+    start = min(preferred, most)
+    yield start
+    for distance in range(1, most + 1):
+        if start - distance >= 0:
+            yield start - distance
+        if start + distance <= most:
+            yield start + distance

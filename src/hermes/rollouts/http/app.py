@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hermes.core.json import JSONObject
 from hermes.errors import StoreError
 from hermes.rollouts.compression import BadGzip
 from hermes.rollouts.core.metrics import Metrics
@@ -38,13 +39,25 @@ from hermes.rollouts.schema import (
     ScoredData,
 )
 from hermes.rollouts.service import BatchDelivery, TrajectoryService
-from hermes.rollouts.status import gauges, status
 from hermes.safety.access import Refusal, is_browser
-from hermes.serving.openapi import Operation, document, page
+from hermes.serving.openapi import Operation, document, operation, operations_of, page
 
 TITLE = "Hermes trajectory API"
 _MAX_KEY_CHARS = 200
 _MAX_LEASE_ID = 2**63
+_KEY = (("Idempotency-Key", "a second post with the same key is acknowledged and not stored again"),)
+_LEASE = (
+    (
+        "lease_s",
+        {"type": "number", "minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
+        "lease the batch for this long, until it is acknowledged",
+    ),
+    (
+        "lease_id",
+        {"type": "integer", "minimum": 1, "maximum": _MAX_LEASE_ID},
+        "deliver this outstanding batch again",
+    ),
+)
 _RETRY_AFTER_S = 5
 _logger = logging.getLogger(__name__)
 
@@ -64,38 +77,67 @@ def build_app(service: TrajectoryService, parser: Parser) -> ASGIApp:
 
 
 class Handlers:
-    """One method for each operation."""
+    """One method for each operation. Routes are matched in their order: what is called most comes first."""
 
     def __init__(self, service: TrajectoryService, parser: Parser) -> None:
         self._service = service
         self._parser = parser
 
+    @operation("POST", "/scored_data", ScoredData, headers=_KEY, statuses=(404, 503))
+    async def scored_data(self, request: Request) -> Response:
+        """One group."""
+        return await self._post(request, many=False)
+
+    @operation("POST", "/scored_data_list", ScoredData, many=True, headers=_KEY, statuses=(404, 503))
+    async def scored_data_list(self, request: Request) -> Response:
+        """Several groups, all or none."""
+        return await self._post(request, many=True)
+
+    @operation("GET", "/status-env", EnvReference, statuses=(404,))
+    async def status_env(self, request: Request) -> Response:
+        """What an environment polls; its id is a JSON body."""
+        return json_response(self._service.env_status((await self._model(request, EnvReference)).env_id))
+
+    @operation("GET", "/")
     async def root(self, request: Request) -> Response:
+        """Name of the API."""
         return json_response({"message": "AtroposLib API"})
 
+    @operation("POST", "/register", Registration)
     async def register(self, request: Request) -> Response:
+        """A trainer registers the run."""
         return json_response(await self._service.register(await self._model(request, Registration)))
 
+    @operation("POST", "/register-env", EnvRegistration)
     async def register_env(self, request: Request) -> Response:
+        """An environment joins the run."""
         return json_response(await self._service.register_env(await self._model(request, EnvRegistration)))
 
+    @operation("POST", "/disconnect-env", EnvReference)
     async def disconnect_env(self, request: Request) -> Response:
+        """An environment leaves the run."""
         reference = await self._model(request, EnvReference)
         return json_response(await self._service.disconnect_env(reference.env_id))
 
+    @operation("GET", "/wandb_info")
     async def wandb_info(self, request: Request) -> Response:
+        """Group and project of the run."""
         run = self._service.state.registration
         return json_response(
             {"group": run.wandb_group if run else None, "project": run.wandb_project if run else None}
         )
 
+    @operation("GET", "/info")
     async def info(self, request: Request) -> Response:
+        """Batch size and longest sequence of the run."""
         run = self._service.state.registration
         return json_response(
             {"batch_size": run.batch_size if run else -1, "max_token_len": run.max_token_len if run else -1}
         )
 
+    @operation("GET", "/batch", query=_LEASE, statuses=(404,))
     async def batch(self, request: Request) -> Response:
+        """The next batch, or null and the reason why there is none."""
         lease_s = _query_number(request, "lease_s", float, MIN_LEASE_S, MAX_LEASE_S)
         lease_id = _query_number(request, "lease_id", int, 1, _MAX_LEASE_ID)
         batch = (
@@ -108,41 +150,54 @@ class Handlers:
         lease = batch.lease
         return BatchResponse(batch, lambda arrived: self._service.settle_delivery(lease, arrived=arrived))
 
+    @operation("POST", "/batch/ack", LeaseReference, statuses=(404,))
     async def acknowledge(self, request: Request) -> Response:
+        """Acknowledges a leased batch."""
         reference = await self._model(request, LeaseReference)
         return json_response(await self._service.acknowledge(reference.lease_id))
 
+    @operation("POST", "/batch/renew", LeaseRenewal)
     async def renew(self, request: Request) -> Response:
+        """Renews the leases of batches in use."""
         renewal = await self._model(request, LeaseRenewal)
         return json_response(await self._service.renew(renewal.lease_ids, renewal.lease_s))
 
+    @operation("GET", "/latest_example")
     async def latest_example(self, request: Request) -> Response:
+        """The group that joined the queue last."""
         return CompressedResponse(await self._service.latest_example(), media_type="application/json")
 
-    async def scored_data(self, request: Request) -> Response:
-        return await self._post(request, many=False)
-
-    async def scored_data_list(self, request: Request) -> Response:
-        return await self._post(request, many=True)
-
+    @operation("GET", "/status")
     async def status(self, request: Request) -> Response:
+        """Step, queue, rates, leases and environments."""
         return json_response(status(self._service, time.time()))
 
-    async def status_env(self, request: Request) -> Response:
-        return json_response(self._service.env_status((await self._model(request, EnvReference)).env_id))
-
+    @operation("GET", "/reset_data", content_type="text/plain")
+    @operation(
+        "POST",
+        "/reset_data",
+        content_type="text/plain",
+        summary="The same, as a request that may change something.",
+    )
     async def reset_data(self, request: Request) -> Response:
+        """Deletes the run and everything queued."""
         await self._service.reset()
         return PlainTextResponse("Reset successful")
 
+    @operation("GET", "/metrics", content_type="text/plain")
     async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
         text = self._service.metrics.render(gauges(self._service, time.time()))
         return CompressedResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @operation("GET", "/openapi.json", include_in_schema=False)
     async def openapi(self, request: Request) -> Response:
+        """This document."""
         return json_response(document(TITLE, OPERATIONS))
 
+    @operation("GET", "/docs", include_in_schema=False)
     async def docs(self, request: Request) -> Response:
+        """This document as a page."""
         return CompressedResponse(page(TITLE, OPERATIONS), media_type="text/html")
 
     async def _post(self, request: Request, *, many: bool) -> Response:
@@ -159,95 +214,7 @@ class Handlers:
         return await bodies.read_model(request, model, self._service.limits.max_body_bytes)
 
 
-_KEY = (("Idempotency-Key", "a second post with the same key is acknowledged and not stored again"),)
-_LEASE = (
-    (
-        "lease_s",
-        {"type": "number", "minimum": MIN_LEASE_S, "maximum": MAX_LEASE_S},
-        "lease the batch for this long, until it is acknowledged",
-    ),
-    (
-        "lease_id",
-        {"type": "integer", "minimum": 1, "maximum": _MAX_LEASE_ID},
-        "deliver this outstanding batch again",
-    ),
-)
-# Routes are matched in this order: what environments and trainers call most comes first.
-OPERATIONS = (
-    Operation(
-        "POST",
-        "/scored_data",
-        "One group.",
-        Handlers.scored_data,
-        ScoredData,
-        headers=_KEY,
-        statuses=(404, 503),
-    ),
-    Operation(
-        "POST",
-        "/scored_data_list",
-        "Several groups, all or none.",
-        Handlers.scored_data_list,
-        ScoredData,
-        many=True,
-        headers=_KEY,
-        statuses=(404, 503),
-    ),
-    Operation(
-        "GET",
-        "/status-env",
-        "What an environment polls; its id is a JSON body.",
-        Handlers.status_env,
-        EnvReference,
-        statuses=(404,),
-    ),
-    Operation(
-        "GET",
-        "/batch",
-        "The next batch, or null and the reason why there is none.",
-        Handlers.batch,
-        query=_LEASE,
-        statuses=(404,),
-    ),
-    Operation(
-        "POST",
-        "/batch/ack",
-        "Acknowledges a leased batch.",
-        Handlers.acknowledge,
-        LeaseReference,
-        statuses=(404,),
-    ),
-    Operation("POST", "/batch/renew", "Renews the leases of batches in use.", Handlers.renew, LeaseRenewal),
-    Operation("GET", "/status", "Step, queue, rates, leases and environments.", Handlers.status),
-    Operation("GET", "/", "Name of the API.", Handlers.root),
-    Operation("POST", "/register", "A trainer registers the run.", Handlers.register, Registration),
-    Operation(
-        "POST", "/register-env", "An environment joins the run.", Handlers.register_env, EnvRegistration
-    ),
-    Operation(
-        "POST", "/disconnect-env", "An environment leaves the run.", Handlers.disconnect_env, EnvReference
-    ),
-    Operation("GET", "/wandb_info", "Group and project of the run.", Handlers.wandb_info),
-    Operation("GET", "/info", "Batch size and longest sequence of the run.", Handlers.info),
-    Operation("GET", "/latest_example", "The group that joined the queue last.", Handlers.latest_example),
-    Operation(
-        "GET",
-        "/reset_data",
-        "Deletes the run and everything queued.",
-        Handlers.reset_data,
-        content_type="text/plain",
-    ),
-    Operation(
-        "POST",
-        "/reset_data",
-        "The same, as a request that may change something.",
-        Handlers.reset_data,
-        content_type="text/plain",
-    ),
-    Operation("GET", "/metrics", "For Prometheus.", Handlers.metrics, content_type="text/plain"),
-    Operation("GET", "/openapi.json", "This document.", Handlers.openapi, include_in_schema=False),
-    Operation("GET", "/docs", "This document as a page.", Handlers.docs, include_in_schema=False),
-)
+OPERATIONS = operations_of(Handlers)
 _CHANGING = frozenset({"/reset_data", "/batch"})
 """GET requests that change the run, because Atropos's clients send them so."""
 _PATHS = frozenset(operation.path for operation in OPERATIONS)
@@ -341,3 +308,61 @@ def _query_number(
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return json_response({"detail": error.detail}, error.status_code, error.headers)
+
+
+def status(service: TrajectoryService, now_s: float) -> JSONObject:
+    """`current_step` and `queue_size` for Atropos's clients; the rest for people."""
+    state, metrics = service.state, service.metrics
+    oldest = state.queue.oldest()
+    lost = [lease for lease in state.leases.values() if lease.waiting]
+    waiting_s = service.trainer_wait.seconds(now_s)
+    return {
+        "current_step": state.step,
+        "queue_size": state.queue.groups,
+        "registered": state.registration is not None,
+        "started": state.started,
+        "queue": {
+            "groups": state.queue.groups,
+            "sequences": state.queue.sequences,
+            "bytes": state.queue.bytes,
+            "oldest_age_s": round(max(0.0, now_s - oldest.received_s), 3) if oldest else None,
+            "set_aside_groups": state.set_aside(),
+            "buffered_groups": sum(len(buffer.parts) for buffer in state.buffers.values()),
+        },
+        "leases": {"outstanding": len(state.leases) - len(lost), "lost": len(lost)},
+        "trainer": {"waiting_s": None if waiting_s is None else round(waiting_s, 3)},
+        "rates_per_s": {
+            "groups": round(metrics.groups.per_second(now_s), 3),
+            "sequences": round(metrics.sequences.per_second(now_s), 3),
+            "batches": round(metrics.batches.per_second(now_s), 3),
+        },
+        "envs": [
+            {
+                "env_id": env.id,
+                "wandb_name": env.wandb_name,
+                "connected": env.connected,
+                "last_seen_age_s": round(max(0.0, now_s - env.last_seen_s), 3),
+            }
+            for env in state.envs.values()
+        ],
+    }
+
+
+def gauges(service: TrajectoryService, now_s: float) -> dict[str, float]:
+    state = service.state
+    queue = status(service, now_s)["queue"]
+    return {
+        "step": float(state.step),
+        "queue_groups": float(state.queue.groups),
+        "queue_sequences": float(state.queue.sequences),
+        "queue_bytes": float(state.queue.bytes),
+        "queue_oldest_age_seconds": float(queue["oldest_age_s"] or 0.0),
+        "set_aside_groups": float(queue["set_aside_groups"]),
+        "buffered_groups": float(queue["buffered_groups"]),
+        "kept_groups": float(state.kept_groups),
+        "kept_bytes": float(state.kept_bytes),
+        "leases_outstanding": float(sum(not lease.waiting for lease in state.leases.values())),
+        "leases_lost": float(sum(lease.waiting for lease in state.leases.values())),
+        "envs_connected": float(sum(env.connected for env in state.envs.values())),
+        **service.journal.figures(),
+    }

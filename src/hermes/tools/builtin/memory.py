@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hermes.core import Fact, FactAuthor, JSONObject, ToolErrorKind, new_id
+from hermes.core.clock import now_ms
 from hermes.errors import ToolError, UsageError
 from hermes.safety.text import printable
 from hermes.tools.base import Tool, Workbench
@@ -77,7 +77,7 @@ def new_fact(
             f"the fact has {len(line)} characters; the most is {settings.max_fact_chars}",
             "shorten it, or raise memory.max_fact_chars",
         )
-    return Fact(new_id(), line, author, time.time_ns() // 1_000_000, trajectory_id, step_index)
+    return Fact(new_id(), line, author, now_ms(), trajectory_id, step_index)
 
 
 def stored_facts(home: Path) -> list[Fact]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from starlette.responses import Response
 
 from hermes.config.paths import db_path
+from hermes.core import clock
 from hermes.web.requests import WebRequest
 from hermes.web.runs.listing import RunRow, list_runs
 
@@ -18,7 +18,7 @@ _COOKIE_S = 400 * 86_400
 
 
 def show(request: WebRequest) -> Response:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     since_ms, latest_ms = _visits(request, now_ms)
     with request.context.reader() as reader:
         figures = reader.figures(since_ms)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from hermes.core import Rating, RatingKind
+from hermes.core.clock import now_ms
 from hermes.core.rating import STRENGTHS, preference_value
 from hermes.store.rating.queues import item_key
 from hermes.web.responses import PageError
@@ -156,7 +156,7 @@ def make_event(sent: SentDecision, rater: str) -> Rating:
         kind=decision.kind,
         value=decision.value,
         rater=rater,
-        created_at_ms=time.time_ns() // 1_000_000,
+        created_at_ms=now_ms(),
         other_id=sent.other_id if mode.pairwise else None,
         step_index=sent.step_index if mode.stepwise else None,
         comment=sent.comment or None,

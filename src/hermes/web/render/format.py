@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from datetime import UTC, datetime
 from typing import Any
+
+from hermes.core import clock as wall_clock
 
 _AGES = ((60, "s"), (3600, "min"), (86_400, "h"), (604_800, "d"), (2_629_800, "w"), (31_557_600, "mo"))
 DASH = "–"
@@ -51,7 +52,7 @@ def age(at_ms: int | None, now_ms: int | None = None) -> str:
     """How long ago."""
     if at_ms is None:
         return DASH
-    seconds = max(0, ((time.time_ns() // 1_000_000 if now_ms is None else now_ms) - at_ms) // 1000)
+    seconds = max(0, ((wall_clock.now_ms() if now_ms is None else now_ms) - at_ms) // 1000)
     if seconds < 10:
         return "now"
     divisor = 1

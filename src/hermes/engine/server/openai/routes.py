@@ -21,10 +21,9 @@ from hermes.engine.server.openai.schema import ChatCompletions, Completions, Gen
 from hermes.engine.server.openai.text import Detokenizer
 from hermes.engine.server.policies import policy_key
 from hermes.engine.server.responses import as_json
-from hermes.serving.openapi import Operation
+from hermes.serving.openapi import Operation, operation, operations_of
 
 _SUPPORTED = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions and POST /generate"
-_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class OpenAIRoutes:
@@ -37,20 +36,30 @@ class OpenAIRoutes:
         self._completions = endpoint(model, Completions, read_completion)
         self._generate = endpoint(model, Generate, read_generate)
 
+    @operation("POST", "/v1/chat/completions", ChatCompletions, statuses=(404,))
     async def chat(self, request: Request) -> Response:
+        """Answers a conversation, whole or as a stream of events."""
         return await self._chat(request)
 
+    @operation("POST", "/v1/completions", Completions, statuses=(404,))
     async def completions(self, request: Request) -> Response:
+        """Continues texts or token ids, whole or as a stream of events."""
         return await self._completions(request)
 
+    @operation("POST", "/generate", Generate, statuses=(404,))
     async def generate(self, request: Request) -> Response:
+        """SGLang's request: token ids or texts in, token ids and logprobs out."""
         return await self._generate(request)
 
+    @operation("GET", "/v1/models")
     async def list_models(self, request: Request) -> Response:
+        """The names that can be sampled, with their versions."""
         cards = [self._card(name, version) for name, version in self._versions().items()]
         return as_json({"object": "list", "data": cards})
 
+    @operation("GET", "/v1/models/{model:path}", statuses=(404,))
     async def get_model(self, request: Request) -> Response:
+        """One of them."""
         name = request.path_params["model"]
         version = self._versions().get(name)
         if version is None:
@@ -85,7 +94,13 @@ class OpenAIRoutes:
             name: str(value).removeprefix("torch.") for name, value in values.items() if value is not None
         }
 
+    @operation("GET", "/v1/{rest:path}", include_in_schema=False)
+    @operation("POST", "/v1/{rest:path}", include_in_schema=False)
+    @operation("PUT", "/v1/{rest:path}", include_in_schema=False)
+    @operation("PATCH", "/v1/{rest:path}", include_in_schema=False)
+    @operation("DELETE", "/v1/{rest:path}", include_in_schema=False)
     async def not_supported(self, request: Request) -> Response:
+        """Not supported."""
         raise OpenAIRequestError(
             404,
             f"{request.method} {request.url.path} is not supported by this engine; use {_SUPPORTED}",
@@ -93,42 +108,7 @@ class OpenAIRoutes:
         )
 
 
-OPERATIONS = (
-    Operation(
-        "POST",
-        "/v1/chat/completions",
-        "Answers a conversation, whole or as a stream of events.",
-        OpenAIRoutes.chat,
-        ChatCompletions,
-        statuses=(404,),
-    ),
-    Operation(
-        "POST",
-        "/v1/completions",
-        "Continues texts or token ids, whole or as a stream of events.",
-        OpenAIRoutes.completions,
-        Completions,
-        statuses=(404,),
-    ),
-    Operation(
-        "POST",
-        "/generate",
-        "SGLang's request: token ids or texts in, token ids and logprobs out.",
-        OpenAIRoutes.generate,
-        Generate,
-        statuses=(404,),
-    ),
-    Operation(
-        "GET", "/v1/models", "The names that can be sampled, with their versions.", OpenAIRoutes.list_models
-    ),
-    Operation("GET", "/v1/models/{model:path}", "One of them.", OpenAIRoutes.get_model, statuses=(404,)),
-    *(
-        Operation(
-            method, "/v1/{rest:path}", "Not supported.", OpenAIRoutes.not_supported, include_in_schema=False
-        )
-        for method in _METHODS
-    ),
-)
+OPERATIONS = operations_of(OpenAIRoutes)
 
 
 def openai_routes(backend: OpenAIBackend, parser: str) -> list[Operation]:

@@ -16,6 +16,11 @@ from hermes.engine.server.responses import RequestError, as_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker.external import VALID_S
 from hermes.engine.types import EngineUserError
+from hermes.serving.openapi import operation
+
+_CHECKPOINT = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
+_TEXT = {"type": "string"}
+_SIGNATURE = (("expires", _TEXT, "seconds since 1970"), ("token", _TEXT, "signature of path and time"))
 
 _ARCHIVE_FILE = "checkpoint.tar"
 _COMPLETE_FILE = "checkpoint_complete"
@@ -27,7 +32,9 @@ class DownloadRoutes:
         self._state = state
         self._store = state.store
 
+    @operation("GET", f"{_CHECKPOINT}/external_weights_urls", statuses=(404,))
     async def external_urls(self, request: Request) -> Response:
+        """Signed addresses of its files."""
         checkpoint = requested_checkpoint(self._store, request)
         expires_s = int(time.time()) + VALID_S
         urls = {
@@ -35,16 +42,24 @@ class DownloadRoutes:
         }
         return as_json({"urls": urls, "expires": datetime.fromtimestamp(expires_s, UTC).isoformat()})
 
+    @operation("GET", f"{_CHECKPOINT}/archive", statuses=(302, 404))
     async def archive(self, request: Request) -> Response:
-        """SDKs before 0.36: redirects to a tar of all files."""
+        """The signed address of a tar of its files, for SDKs before 0.36."""
         path = requested_checkpoint(self._store, request).path
         expires_s = int(time.time()) + VALID_S
         expires = format_datetime(datetime.fromtimestamp(expires_s, UTC), usegmt=True)
         url = self._signed_url(request, path, _ARCHIVE_FILE, expires_s)
         return Response(status_code=302, headers={"Location": url, "Expires": expires})
 
+    @operation(
+        "GET",
+        "/api/v1/files/{run}/{kind}/{name}/{file}",
+        query=_SIGNATURE,
+        statuses=(404,),
+        content_type="application/octet-stream",
+    )
     async def file(self, request: Request) -> Response:
-        """One file of a checkpoint, or all of them; the signature of the URL is the authorization."""
+        """A file of a checkpoint, or all of them; the signature in the URL is the authorization."""
         checkpoint, name = requested_checkpoint(self._store, request), request.path_params["file"]
         path, files = checkpoint.path, checkpoint.files
         query = request.query_params

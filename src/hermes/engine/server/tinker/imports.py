@@ -32,8 +32,10 @@ from hermes.engine.server.policies import LATEST_POLICY
 from hermes.engine.server.responses import RequestError, as_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.types import EngineUserError
+from hermes.serving.openapi import operation
 
 _CHECKPOINT = "imported"
+_NAME = (("name", {"type": "string"}, "by which it can be sampled and trained on"),)
 _MAX_UPLOAD_BYTES = 16 << 30
 _RESERVED_BYTES = 1 << 30
 """Of the disk, for the checkpoints of running trainings."""
@@ -46,7 +48,9 @@ class ImportRoutes:
         self._store = state.store
         self._in_progress: set[str] = set()
 
+    @operation("POST", "/api/v1/import_adapter", query=_NAME, body_content_type="application/x-tar")
     async def import_adapter(self, request: Request) -> Response:
+        """Imports a PEFT adapter, sent as a tar."""
         name = request.query_params.get("name", "")
         try:
             self._check_name(name)

@@ -28,9 +28,13 @@ from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.downloads import find_checkpoint, requested_checkpoint
 from hermes.engine.server.tinker.sessions import TinkerSession
+from hermes.serving.openapi import operation
 
 T = TypeVar("T")
 
+_CHECKPOINT = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
+_WHOLE = {"type": "integer", "minimum": 0}
+_PAGE = (("offset", _WHOLE, "entries to leave out (0)"), ("limit", _WHOLE, "entries at most (20)"))
 _CHECKPOINT_TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 _OWNER = "local"
 _MAX_DIGITS = 15
@@ -47,24 +51,34 @@ class CheckpointRoutes:
         self._copies: dict[str, str] = {}
         """Idempotency key → path of the copy."""
 
+    @operation("GET", "/api/v1/training_runs", query=_PAGE)
     async def list_runs(self, request: Request) -> Response:
+        """All training runs."""
         page, cursor = _page(request, self._store.runs())
         return as_json({"training_runs": [self._run_json(run) for run in page], "cursor": cursor})
 
+    @operation("GET", "/api/v1/training_runs/{run}", statuses=(404,))
     async def get_run(self, request: Request) -> Response:
+        """One training run."""
         return as_json(self._run_json(self._requested_run(request)))
 
+    @operation("GET", "/api/v1/training_runs/{run}/checkpoints", statuses=(404,))
     async def list_run_checkpoints(self, request: Request) -> Response:
+        """Its checkpoints."""
         checkpoints = self._store.checkpoints(self._requested_run(request).id)
         return as_json({"checkpoints": [_checkpoint_json(checkpoint) for checkpoint in checkpoints]})
 
+    @operation("GET", "/api/v1/checkpoints", query=_PAGE)
     async def list_checkpoints(self, request: Request) -> Response:
+        """All checkpoints."""
         page, cursor = _page(request, self._store.checkpoints())
         return as_json(
             {"checkpoints": [_checkpoint_json(checkpoint) for checkpoint in page], "cursor": cursor}
         )
 
+    @operation("POST", "/api/v1/weights_info", schema.PathReference, statuses=(404,))
     async def weights_info(self, request: Request) -> Response:
+        """Base model and rank of a checkpoint."""
         body = await read_json(request, schema.PathReference)
         run = self._run_of(CheckpointPath.parse(body.tinker_path))
         return as_json(
@@ -79,28 +93,40 @@ class CheckpointRoutes:
             }
         )
 
+    @operation("DELETE", _CHECKPOINT, statuses=(404,))
     async def delete(self, request: Request) -> Response:
+        """Deletes a checkpoint."""
         checkpoint = requested_checkpoint(self._store, request)
         async with self._state.policies.replacement(checkpoint.path):
             await self._state.policies.copy_on_replace(checkpoint)
             await asyncio.to_thread(self._store.delete, checkpoint)
         return Response(status_code=204)
 
+    @operation("POST", f"{_CHECKPOINT}/publish", statuses=(404,))
+    @operation(
+        "DELETE",
+        f"{_CHECKPOINT}/publish",
+        statuses=(404,),
+        summary="Removes the mark.",
+    )
     async def publish(self, request: Request) -> Response:
-        """POST publishes the checkpoint, DELETE withdraws it."""
+        """Marks it as public."""
         path = requested_checkpoint(self._store, request).path
         await asyncio.to_thread(self._store.set_public, path, request.method == "POST")
         return Response(status_code=204)
 
+    @operation("PUT", f"{_CHECKPOINT}/ttl", schema.Ttl, statuses=(404,))
     async def set_ttl(self, request: Request) -> Response:
+        """Sets when it is deleted by itself."""
         body = await read_json(request, schema.Ttl)
         check_ttl(body.ttl_seconds)
         path = requested_checkpoint(self._store, request).path
         await asyncio.to_thread(self._store.set_ttl, path, body.ttl_seconds)
         return Response(status_code=204)
 
+    @operation("POST", "/api/v1/copy_weights", schema.CopyWeights, statuses=(404,))
     async def copy_weights(self, request: Request) -> Response:
-        """Copies a checkpoint into a new run without a training client; once for each idempotency key."""
+        """Copies a checkpoint into a new run of this session, once for each idempotency key."""
         body = await read_json(request, schema.CopyWeights)
         check_ttl(body.ttl_seconds)
         key = request.headers.get("x-idempotency-key", "")
@@ -171,10 +197,13 @@ class SessionRoutes:
         self._sessions = state.sessions
         self._store = state.store
 
+    @operation("GET", "/api/v1/sessions", query=_PAGE)
     async def list_sessions(self, request: Request) -> Response:
+        """All sessions."""
         page, _ = _page(request, self._session_ids())
         return as_json({"sessions": page})
 
+    @operation("GET", "/api/v1/sessions/{session}", statuses=(404,))
     async def get_session(self, request: Request) -> Response:
         """A session of this process, or an earlier one that has runs on disk."""
         session_id = request.path_params["session"]
@@ -192,7 +221,9 @@ class SessionRoutes:
             }
         )
 
+    @operation("POST", "/api/v1/sessions/search", schema.SearchSessions)
     async def search_sessions(self, request: Request) -> Response:
+        """Sessions by metadata, name and state."""
         query = await read_json(request, schema.SearchSessions)
         sessions = [session for session in self._sessions.all() if _matches(session, query)]
         if query.cursor is not None:
@@ -204,12 +235,16 @@ class SessionRoutes:
             cursor = {"last_created_at": _iso_time(page[-1].created_s), "last_session_id": page[-1].id}
         return as_json({"sessions": [self._summary(session) for session in page], "next_cursor": cursor})
 
+    @operation("PUT", "/api/v1/sessions/{session}/project", schema.ProjectReference, statuses=(404,))
     async def assign_project(self, request: Request) -> Response:
+        """Assigns a session to a project."""
         body = await read_json(request, schema.ProjectReference)
         self._sessions.find(request.path_params["session"]).project_id = body.project_id
         return Response(status_code=204)
 
+    @operation("GET", "/api/v1/sessions/{session}/trace_export", statuses=(404,))
     async def trace_export(self, request: Request) -> Response:
+        """The calls of a session."""
         return as_json({"status": "failed", "error": "this engine records no traces"})
 
     def _session_ids(self) -> list[str]:

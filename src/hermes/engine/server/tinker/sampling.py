@@ -20,6 +20,7 @@ from hermes.engine.server.tinker.futures import PROTOBUF, Payload, PendingFuture
 from hermes.engine.server.tinker.proto import Sparsity, encode_sample, json_tensor
 from hermes.engine.server.tinker.sessions import SamplingSession
 from hermes.engine.types import EngineUserError, SampleRequest, SamplingParams
+from hermes.serving.openapi import operation
 
 MAX_SAMPLES = 4096
 """In one request."""
@@ -30,30 +31,9 @@ class SamplingRoutes:
         self._state = state
         self._engine = state.engine
 
-    async def create_sampling_session(self, request: Request) -> Response:
-        body = await read_json(request, schema.CreateSampler)
-        session = self._state.sessions.find_active(body.session_id)
-        number = body.sampling_session_seq_id
-        if number not in session.samplers:
-            session.samplers[number] = await self._open_sampler(session.sampler_id(number), body)
-        return as_json(
-            {"sampling_session_id": session.samplers[number].id, "type": "create_sampling_session"}
-        )
-
-    async def get_sampler(self, request: Request) -> Response:
-        sampler = self._state.sessions.sampler(request.path_params["sampler"])
-        return as_json(
-            {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
-        )
-
-    async def join_sampling_session(self, request: Request) -> Response:
-        sampler = self._state.sessions.sampler(
-            (await read_json(request, schema.SamplerReference)).sampling_session_id
-        )
-        sampler.clones += 1
-        return as_json({"type": "join_sampling_session", "client_counter": sampler.clones})
-
+    @operation("POST", "/api/v1/asample", schema.Sample)
     async def asample(self, request: Request) -> Response:
+        """Samples, and scores prompts."""
         body = await read_json(request, schema.Sample)
         sampler = self._state.sessions.sampler(body.sampling_session_id)
         if not 1 <= body.num_samples <= MAX_SAMPLES:
@@ -65,6 +45,36 @@ class SamplingRoutes:
         sequence_ids = [f"{request_id}:{index}" for index in range(body.num_samples)]
         return as_json({"request_id": request_id, "sample_sequence_ids": sequence_ids})
 
+    @operation("POST", "/api/v1/create_sampling_session", schema.CreateSampler)
+    async def create_sampling_session(self, request: Request) -> Response:
+        """Opens weights to be sampled."""
+        body = await read_json(request, schema.CreateSampler)
+        session = self._state.sessions.find_active(body.session_id)
+        number = body.sampling_session_seq_id
+        if number not in session.samplers:
+            session.samplers[number] = await self._open_sampler(session.sampler_id(number), body)
+        return as_json(
+            {"sampling_session_id": session.samplers[number].id, "type": "create_sampling_session"}
+        )
+
+    @operation("GET", "/api/v1/samplers/{sampler}", statuses=(404,))
+    async def get_sampler(self, request: Request) -> Response:
+        """The base model and the weights of a sampling session."""
+        sampler = self._state.sessions.sampler(request.path_params["sampler"])
+        return as_json(
+            {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
+        )
+
+    @operation("POST", "/api/v1/join_sampling_session", schema.SamplerReference, statuses=(404,))
+    async def join_sampling_session(self, request: Request) -> Response:
+        """Uses a sampling session of another process."""
+        sampler = self._state.sessions.sampler(
+            (await read_json(request, schema.SamplerReference)).sampling_session_id
+        )
+        sampler.clones += 1
+        return as_json({"type": "join_sampling_session", "client_counter": sampler.clones})
+
+    @operation("POST", "/api/v1/cancel_future", schema.RequestReference)
     async def cancel_future(self, request: Request) -> Response:
         """Cancels a sample; has no effect on one that has ended or does not exist."""
         pending = self._state.futures.get((await read_json(request, schema.RequestReference)).request_id)

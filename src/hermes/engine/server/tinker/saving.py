@@ -34,6 +34,7 @@ from hermes.engine.server.tinker.external import check_recipients, encrypt_files
 from hermes.engine.server.tinker.futures import Payload, json_payload
 from hermes.engine.server.tinker.sessions import Model, SamplingSession, TinkerSession
 from hermes.engine.types import EngineUserError
+from hermes.serving.openapi import operation
 
 Write: TypeAlias = Callable[[Path], Future[int]]
 
@@ -43,7 +44,9 @@ class SavingRoutes:
         self._state = state
         self._engine = state.engine
 
+    @operation("POST", "/api/v1/save_weights", schema.SaveWeights, envelope=schema.NumberedBody)
     async def save_weights(self, request: Request) -> Response:
+        """Saves weights and optimizer."""
         call = read_call(await read_body(request))
         model = self._state.sessions.model(call.model_id)
 
@@ -56,7 +59,11 @@ class SavingRoutes:
 
         return model.calls.accept(call.number, "save_weights", call.digest, start, exclusive=True)
 
+    @operation(
+        "POST", "/api/v1/save_weights_for_sampler", schema.SaveForSampler, envelope=schema.NumberedBody
+    )
     async def save_weights_for_sampler(self, request: Request) -> Response:
+        """Saves weights, or keeps them in memory, to be sampled."""
         call = read_call(await read_body(request))
         model = self._state.sessions.model(call.model_id)
         session = self._state.sessions.find_active(model.run.session_id)
@@ -71,7 +78,9 @@ class SavingRoutes:
 
         return model.calls.accept(call.number, "save_for_sampler", call.digest, start)
 
+    @operation("POST", "/api/v1/save_weights_external", schema.SaveExternal, envelope=schema.NumberedBody)
     async def save_weights_external(self, request: Request) -> Response:
+        """Saves weights as files to be downloaded."""
         call = read_call(await read_body(request))
         model = self._state.sessions.model(call.model_id)
 

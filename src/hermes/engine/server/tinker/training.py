@@ -25,6 +25,7 @@ from hermes.engine.server.tinker.futures import PROTOBUF, Payload, json_payload
 from hermes.engine.server.tinker.proto import encode_train, parse_forward_backward, read_data, read_loss
 from hermes.engine.server.tinker.sessions import Model, TinkerSession
 from hermes.engine.types import AdamParams, EngineUserError, LoraConfig
+from hermes.serving.openapi import operation
 
 _ADAM = "adamw"
 _ALPHA_KEY = "lora_alpha"
@@ -37,7 +38,9 @@ class TrainingRoutes:
         self._state = state
         self._engine = state.engine
 
+    @operation("POST", "/api/v1/create_model", schema.CreateModel)
     async def create_model(self, request: Request) -> Response:
+        """Creates a LoRA adapter to train."""
         content = await read_body(request)
         body = validate_json(content, schema.CreateModel)
         session = self._state.sessions.find_active(body.session_id)
@@ -60,7 +63,9 @@ class TrainingRoutes:
 
         return model.calls.accept(0, "create_model", digest_of(content), start, exclusive=True)
 
+    @operation("POST", "/api/v1/forward_backward", body_content_type=PROTOBUF)
     async def forward_backward(self, request: Request) -> Response:
+        """Adds the gradients of a batch, or only computes its loss."""
         message = parse_forward_backward(await read_body(request))
         model = self._state.sessions.model(message.model_id)
 
@@ -73,7 +78,9 @@ class TrainingRoutes:
         digest = digest_of(message.SerializeToString(deterministic=True))
         return model.calls.accept(message.seq_id, "forward_backward", digest, start)
 
+    @operation("POST", "/api/v1/optim_step", schema.OptimStep, envelope=schema.NumberedBody)
     async def optim_step(self, request: Request) -> Response:
+        """Changes the weights by the gradients."""
         call = read_call(await read_body(request))
         model = self._state.sessions.model(call.model_id)
 
@@ -84,7 +91,9 @@ class TrainingRoutes:
 
         return model.calls.accept(call.number, "optim_step", call.digest, start)
 
+    @operation("POST", "/api/v1/load_weights", schema.LoadWeights, envelope=schema.NumberedBody)
     async def load_weights(self, request: Request) -> Response:
+        """Loads a checkpoint into an adapter, or creates one from it (CreateFrom)."""
         content = await read_body(request)
         if validate_json(content, schema.SessionAddress).session_id is not None:
             return self._create_from_checkpoint(content)
@@ -96,7 +105,9 @@ class TrainingRoutes:
 
         return model.calls.accept(call.number, "load_weights", call.digest, start, exclusive=True)
 
+    @operation("POST", "/api/v1/get_info", schema.ModelReference, statuses=(404,))
     async def get_info(self, request: Request) -> Response:
+        """Base model and rank of an adapter."""
         model = self._state.sessions.model((await read_json(request, schema.ModelReference)).model_id)
         model_data = {
             "arch": self._engine.spec.name,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hermes.core.clock import now_ms
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError
 
@@ -53,7 +53,7 @@ def record_start(folder: Path, step: int, finished: str | None) -> None:
     try:
         starts = read_starts(folder)
         is_first = not starts and step == 0 and finished is None
-        start = TrainerStart(int(time.time() * 1000), step, None if is_first else finished or CRASH)
+        start = TrainerStart(now_ms(), step, None if is_first else finished or CRASH)
         lines = [json.dumps(asdict(entry)) for entry in (*starts, start)]
         atomic_write(folder / NAME, "".join(f"{line}\n" for line in lines))
     except HermesError as error:
