@@ -56,12 +56,20 @@ class BatchOptions(RunFolder):
     seed: int | None = option(
         None, "Makes toolset draws and, if the server supports it, sampling reproducible."
     )
-    max_samples: int | None = option(None, "Only the first N rows.", ge=1)
+    max_samples: int | None = option(
+        None, "Only the first N rows.", "--limit", former=("--max-samples",), ge=1
+    )
     num_workers: int = option(4, "Worker processes.", ge=1)
     concurrency: int = option(256, "Samples in flight.", ge=1)
-    executor: Literal["process", "ray"] = option("process", "Where workers run.")
+    executor: Literal["process", "ray"] = option(
+        "process", "Where workers run; ray is the same as --ray local.", hidden=True
+    )
     ray_address: str | None = option(
-        None, "A running cluster; otherwise one on this machine.", metavar="HOST:PORT"
+        None,
+        "Run the workers on this Ray cluster; local: on one that is started on this machine.",
+        "--ray",
+        former=("--ray-address",),
+        metavar="HOST:PORT|local",
     )
     ray_insecure: bool = option(False, "Also use a cluster that requires no token.")
     max_turns: int = option(10, "Most model calls of a sample.", ge=1)
@@ -77,7 +85,11 @@ class BatchOptions(RunFolder):
     )
     reasoning_disabled: bool = option(False, "The same as --reasoning-effort none.", hidden=True)
     ephemeral_system_prompt: str | None = option(
-        None, "System prompt that is sent to the model but left out of the dataset.", metavar="TEXT"
+        None,
+        "System prompt that is sent to the model but left out of the dataset.",
+        "--system",
+        former=("--ephemeral-system-prompt",),
+        metavar="TEXT",
     )
     prefill_messages_file: Path | None = option(
         None, "JSON list of messages that are sent but left out of the dataset.", path="file"
@@ -98,7 +110,9 @@ class BatchOptions(RunFolder):
     )
     drop_unknown_tools: bool = option(False, "Exclude samples that call a tool that does not exist.")
     only_completed: bool = option(False, "Exclude samples that a limit ended.")
-    keep_min_turns: int | None = option(None, "Exclude samples with fewer turns.", ge=1)
+    keep_min_turns: int | None = option(
+        None, "Exclude samples with fewer turns.", "--min-turns", former=("--keep-min-turns",), ge=1
+    )
     keep_max_turns: int | None = option(None, "Exclude samples with more turns.", ge=1)
     min_reward: float | None = option(None, "Exclude samples below this reward.")
     dedupe: bool = option(False, "Exclude repeated conversations.")
@@ -126,6 +140,10 @@ class BatchOptions(RunFolder):
         if not self.dataset_file:
             raise UsageError("--dataset-file is missing", "see 'hermes batch --help'")
         return self.dataset_file
+
+    @property
+    def uses_ray(self) -> bool:
+        return self.executor == "ray" or self.ray_address is not None
 
     @property
     def folder(self) -> Path:

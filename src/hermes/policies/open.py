@@ -91,8 +91,8 @@ def check_servable(config: Config, record: PolicyRecord) -> None:
     except HermesError as error:
         raise UsageError(
             f"the weights {record.weights} are not in this home, and cannot be fetched: {error.message}",
-            "name weights of 'hermes rl runs' or of a checkpoint in this home, or start the service that has "
-            "them",
+            "name weights of 'hermes rl status --all' or of a checkpoint in this home, or start the service "
+            "that has them",
         ) from error
 
 

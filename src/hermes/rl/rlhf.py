@@ -199,7 +199,7 @@ def environment_arguments(
     reward_url: str,
 ) -> tuple[str, ...]:
     """`hermes env serve …` for one of the environments."""
-    group_size, steps = options.rollouts_per_prompt, options.steps
+    group_size, steps = options.group_size, options.steps
     groups = max(1, options.sequences // group_size)
     settings: dict[str, object] = {
         "env.dataset_name": prompts,

@@ -84,7 +84,9 @@ def stop(run: RlRun, *, now: bool = False, patience_s: float = 120.0) -> RunStat
     """
     status = current_status(run)
     if status.state.ended:
-        raise UsageError(f"run {run.run_id} has ended: {status.state.value}", "'hermes rl runs' lists them")
+        raise UsageError(
+            f"run {run.run_id} has ended: {status.state.value}", "'hermes rl status --all' lists them"
+        )
     run.request_stop(now)
     deadline_s = time.monotonic() + patience_s
     while not (status := current_status(run)).state.ended and time.monotonic() < deadline_s:

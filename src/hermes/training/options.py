@@ -58,7 +58,7 @@ class AdapterFields(BaseModel):
         "--start",
         metavar="WEIGHTS",
     )
-    lora_rank: int = option(32, "Rank of the adapter.", "--rank", "--lora-rank", ge=1, le=512)
+    lora_rank: int = option(32, "Rank of the adapter.", "--rank", former=("--lora-rank",), ge=1, le=512)
     lora_alpha: float = option(
         32.0, "The adapter's scale is alpha / rank; another one only at a Hermes engine.", gt=0
     )
@@ -82,7 +82,7 @@ class AdapterFields(BaseModel):
     )
     save_checkpoint_interval: int = option(25, "Steps between checkpoints.", "--checkpoint-every", ge=1)
     wandb_project: str = option(
-        PROJECT, "Project at W&B or trackio.", "--project", "--wandb-project", min_length=1
+        PROJECT, "Project at W&B or trackio.", "--project", former=("--wandb-project",), min_length=1
     )
 
 
@@ -112,7 +112,11 @@ class RlFields(AdapterFields):
         "end", "What a fault found by the proof of training does: it ends the run, or it is a warning."
     )
     eval_patience: int | None = option(
-        None, "Evaluations without a new best that end the run; unset: none do.", ge=1
+        None,
+        "Evaluations without a new best that end the run; unset: none do.",
+        "--patience",
+        former=("--eval-patience",),
+        ge=1,
     )
     distill: float = option(0.0, "Weight of the teacher's logprobs; 0: no teacher.", ge=0)
     reward_weight: float = option(1.0, "Weight of the scores; 0: only the teacher's logprobs train.", ge=0)
@@ -121,14 +125,27 @@ class RlFields(AdapterFields):
         "", "The teacher's name there, or its adapter; empty: what /generate serves.", metavar="NAME"
     )
     engine_dtype: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "Number type of the base model in the run's own engine."
+        "auto",
+        "Number type of the base model in the run's own engine.",
+        "--dtype",
+        former=("--engine-dtype",),
     )
-    engine_memory_gib: float | None = option(None, "Memory of the run's engine on a CPU, in GiB.", gt=0)
+    engine_memory_gib: float | None = option(
+        None,
+        "Memory of the run's engine on a CPU, in GiB.",
+        "--memory-gib",
+        former=("--engine-memory-gib",),
+        gt=0,
+    )
     engine_kv_gib: float | None = option(
-        None, "Memory of the run's engine for keys and values, in GiB.", gt=0
+        None,
+        "Memory of the run's engine for keys and values, in GiB.",
+        "--kv-gib",
+        former=("--engine-kv-gib",),
+        gt=0,
     )
     rollout_table_every: int = option(
-        10, "Steps between tables of sampled rollouts at W&B and trackio; 0: none.", ge=0
+        10, "Steps between tables of sampled rollouts at W&B and trackio; 0: none.", hidden=True, ge=0
     )
 
 
@@ -152,7 +169,7 @@ class TrainOptions(AdapterFields):
     extra_sinks: tuple[Literal["wandb", "wandb-offline", "tensorboard", "trackio"], ...] = option(
         (), "Where metrics go beside the store and metrics.jsonl; repeatable.", "--sink"
     )
-    wandb_group: str | None = option(None, "W&B group; default: the run's name.", metavar="NAME")
+    wandb_group: str | None = option(None, "W&B group; default: the run's name.", metavar="NAME", hidden=True)
     no_wandb: bool = option(False, "Send nothing to W&B, even if its key is set.")
     title: str | None = option(None, "The run's title in the sinks; default: its name.", metavar="NAME")
 
@@ -230,7 +247,9 @@ class DpoOptions(PairOptions, PreferenceOptions):
     label_smoothing: float = option(
         0.0, "Share of pairs whose label is assumed to be wrong (sigmoid, robust, simpo).", ge=0, lt=0.5
     )
-    target_margin: float = option(0.5, "Margin that the loss simpo aims at.", ge=0)
+    target_margin: float = option(
+        0.5, "Margin that the loss simpo aims at.", "--margin", former=("--target-margin",), ge=0
+    )
     sft_weight: float = option(0.0, "Weight of the chosen answers' cross-entropy.", ge=0)
 
 
@@ -272,8 +291,8 @@ class RlOptions(RlFields, TrainOptions):
     sampling_url: str | None = option(
         None, "With an engine: where environments sample `policy` (openai.base_url of --config).", hidden=True
     )
-    group_size: int | None = option(
-        None, "Accepted for hermes-agent's command lines; it is the environment's setting.", hidden=True
+    group_size: int = option(
+        0, "Without effect, for hermes-agent's command lines: it is the environment's setting.", hidden=True
     )
     api_url: str | None = option(
         None, "The trajectory API; default: RL_API_URL, else http://127.0.0.1:8000.", metavar="URL"
@@ -285,11 +304,15 @@ class RlOptions(RlFields, TrainOptions):
         ge=0,
         le=65535,
     )
-    api_patience: float = option(60.0, "Seconds that the trajectory API may be unreachable.", ge=0)
+    api_patience: float = option(
+        60.0, "Seconds that the trajectory API may be unreachable.", hidden=True, ge=0
+    )
     env_patience: float = option(
         1800.0, "Seconds to wait for a batch while no environment is connected; then the run ends.", ge=1
     )
-    lease: float = option(600.0, "Seconds after which the batch of a dead trainer is served again.", ge=1)
+    lease: float = option(
+        600.0, "Seconds after which the batch of a dead trainer is served again.", hidden=True, ge=1
+    )
     num_steps: int | None = option(
         None, "Training steps; if unset 100, and 2500 from 3 billion parameters on.", ge=1
     )
@@ -306,12 +329,14 @@ class RlOptions(RlFields, TrainOptions):
         "repeatable.",
         "--eval-environment",
         path="file",
+        hidden=True,
     )
     eval_configs: tuple[Path, ...] = option(
         (),
         "Its configuration, with the server of the policy; one for each environment, in their order.",
         "--eval-config",
         path="file",
+        hidden=True,
     )
     eval_folder: Path | None = option(
         None,
@@ -365,14 +390,16 @@ class RlhfOptions(PpoOptions):
         "What the KL is measured from: base, or weights as in --start. Default: --start, else base.",
         metavar="WEIGHTS",
     )
-    rollouts_per_prompt: int = option(8, "Size of a group.", ge=2)
+    group_size: int = option(8, "Answers to a prompt.", former=("--rollouts-per-prompt",), ge=2)
     env_replicas: int = option(1, "Number of environment processes.", former=("--environments",), ge=1)
     max_turns: int = option(1, "Model calls in a rollout.", ge=1)
     answer_tokens: int = option(200, "Longest answer of one model call.", ge=1)
     toolsets: Annotated[list[str], BeforeValidator(split_words)] = option(
         [], "Toolsets of the agent, separated by commas. Default: none.", former=("--toolset",)
     )
-    system_prompt: str = option("", "System prompt of every rollout.")
+    system_prompt: str = option(
+        "", "System prompt of every rollout.", "--system", former=("--system-prompt",)
+    )
     temperature: float = option(1.0, "Sampling temperature of rollouts.", gt=0)
     true_reward: str = option(
         "",

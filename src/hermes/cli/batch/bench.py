@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 class BenchOptions(RunFolder):
     dataset_file: str = option(..., "Tasks, as for 'hermes batch'.", metavar="FILE")
-    models: str = option(..., "Each as provider/name.", metavar="A,B,C")
-    samples: int = option(1, "Samples of each task.", ge=1)
+    models: str = option(..., "Each as provider/name.", "--model", former=("--models",), metavar="A,B,C")
+    samples: int = option(1, "Samples of each task.", "--samples-per-prompt", former=("--samples",), ge=1)
     reward: str | None = option(
         None, "Scores each trajectory; exact match of 'expected' if unset.", metavar="FILE.py:FUNCTION"
     )
     with_diff: bool = option(False, "Show where two models' trajectories first diverge.", "--diff")
-    page: Path | None = option(None, "Write a report here.", "--html")
+    page: Path | None = option(None, "Write a report here, as HTML.", "--output", former=("--html",))
     run_name: str | None = option(None, "Names the runs' folders; default: bench-DATASET.")
 
 

@@ -36,7 +36,7 @@ def batch(ctx: click.Context, /, options: BatchOptions, as_json: bool) -> None:
         return
     from hermes.batch.workers.launch import launch_early
 
-    with launch_early() if options.executor == "process" else nullcontext() as worker:
+    with launch_early() if not options.uses_ray else nullcontext() as worker:
         from hermes.cli.batch.run import run
 
         refuse_key(options.api_key)

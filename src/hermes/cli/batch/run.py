@@ -81,14 +81,15 @@ def open_workers(
     options: BatchOptions, folder: Path, early: Popen[bytes] | None = None
 ) -> AbstractContextManager[WorkerSource]:
     """The workers that --executor selects; called before any of the user's code is loaded."""
-    if options.executor == "ray":
+    if options.uses_ray:
         from hermes.batch.workers.ray import open_ray_workers
         from hermes.cluster.connect import prepare
 
-        prepare(options.ray_address, insecure=options.ray_insecure)
-        return open_ray_workers(folder, options.ray_address, options.num_workers)
-    if options.ray_address or options.ray_insecure:
-        raise UsageError("--ray-address and --ray-insecure need --executor ray", "add --executor ray")
+        address = None if options.ray_address == "local" else options.ray_address
+        prepare(address, insecure=options.ray_insecure)
+        return open_ray_workers(folder, address, options.num_workers)
+    if options.ray_insecure:
+        raise UsageError("--ray-insecure needs a Ray cluster", "add --ray HOST:PORT, or --ray local")
     return nullcontext(ProcessWorkers(folder, early))
 
 

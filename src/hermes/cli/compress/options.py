@@ -40,12 +40,18 @@ _IGNORED_KEYS = {
 class CompressOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    argument: str | None = option(None, "", metavar="[FILE|DIR|RUN|QUERY]", argument=True)
+    argument: str | None = option(
+        None,
+        "JSONL file, folder, batch run, or a query such as 'run=my_run reward>=0.5'.",
+        metavar="[FILE|DIR|RUN|QUERY]",
+        argument=True,
+    )
     input: str | None = option(
         None,
         "The same as the argument: JSONL file, folder, batch run, or stored trajectories"
         " such as 'run=my_run reward>=0.5'.",
         metavar="FILE|DIR|RUN|QUERY",
+        hidden=True,
     )
     output: Path | None = option(None, "JSONL file to write.")
     target_max_tokens: int = option(8000, "Token budget of a row.", ge=1)

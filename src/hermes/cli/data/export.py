@@ -34,8 +34,16 @@ _SHOWN_CHARS = 4_000
 class ExportOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    form: str | None = option(None, "See --formats; default: sharegpt.", "--format", metavar="NAME")
-    listing: bool = option(False, "List the formats and stop.", "--formats")
+    ids: tuple[str, ...] = option(
+        (),
+        "Only these trajectories: ids, their beginnings or ends, or 'last'.",
+        metavar="[ID]...",
+        argument=True,
+    )
+    form: str | None = option(
+        None, "sharegpt if unset; list: print the formats and stop.", "--format", metavar="NAME|list"
+    )
+    listing: bool = option(False, "The same as --format list.", "--formats", hidden=True)
     output: Path | None = option(None, "File to write: .jsonl, .parquet or .arrow; for sts also a folder.")
     roles: Literal["human-gpt", "user-assistant"] = option(
         "human-gpt", "ShareGPT: the role names your trainer expects."
@@ -44,12 +52,7 @@ class ExportOptions(BaseModel):
         ToolCallStyle.STRUCTURED,
         "trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
     )
-    ids: tuple[str, ...] = option(
-        (),
-        "Only this trajectory: an id, its beginning or end, or 'last'; repeatable.",
-        "--id",
-        metavar="ID",
-    )
+    named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
     everything: bool = option(False, "Also trajectories that did not complete.", "--all")
     compressed: bool = option(False, "Use the compressed version of a trajectory if it has one.")
     where: tuple[str, ...] = option((), "turns<=10, metadata.split=train, model~qwen", metavar="COND")
@@ -84,7 +87,7 @@ class ExportOptions(BaseModel):
         metavar="REPO",
     )
     public: bool = option(False, "Make the repository public.")
-    preview: bool = option(False, "Print the first rows, write nothing.")
+    preview: bool = option(False, "Print the first rows, write nothing.", "--dry-run", former=("--preview",))
     delete: bool = option(False, "Delete the export that --output names, with its manifest.")
     yes: bool = option(False, "Do not ask before --delete.")
 
@@ -103,7 +106,7 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
     from hermes.data.export.log import log_export
     from hermes.data.recipes.registry import get_recipe
 
-    if options.listing:
+    if options.listing or options.form == "list":
         _list_formats(as_json)
         return
     if options.delete:
@@ -189,9 +192,9 @@ def _selection(options: ExportOptions, filters: FilterOptions, config: Config) -
     from hermes.store import Reader
 
     conditions = filters.build()
-    if options.ids:
+    if ids := (*options.ids, *options.named_ids):
         with Reader(db_path(config.home)) as reader:
-            conditions = replace(conditions, ids=tuple(dict.fromkeys(map(reader.resolve, options.ids))))
+            conditions = replace(conditions, ids=tuple(dict.fromkeys(map(reader.resolve, ids))))
     return TrajectorySelection(
         conditions,
         tuple(parse(text) for text in options.where),

@@ -72,13 +72,20 @@ def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool)
 
 @trajectories.command()
 @click.argument("trajectory", default="last")
+@click.argument("other", required=False)
 @click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
 @click.option(
     "--compressed", is_flag=True, help="Show it beside its compressed version, with the folds marked."
 )
 @json_option
-def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
-    """Show one trajectory step by step."""
+def show(trajectory: str, other: str | None, raw: bool, compressed: bool, as_json: bool) -> None:
+    """Show one trajectory step by step.
+
+    With OTHER: where the two first differ, and how.
+    """
+    if other is not None:
+        _print_difference(trajectory, other, as_json)
+        return
     if compressed:
         from hermes.cli.data.compressed import show_compressed
 
@@ -137,12 +144,10 @@ def stats(filters: FilterOptions, as_json: bool) -> None:
     click.echo(json.dumps(asdict(figures)) if as_json else stats_text(figures))
 
 
-@trajectories.command()
-@click.argument("left")
-@click.argument("right")
-@json_option
-def diff(left: str, right: str, as_json: bool) -> None:
-    """Show where two trajectories first differ, and how."""
+trajectories.former_names["diff"] = "show"
+
+
+def _print_difference(left: str, right: str, as_json: bool) -> None:
     from hermes.cli.render import diff_text
     from hermes.cli.terminal.pager import show as page
     from hermes.data.diff import compare

@@ -8,7 +8,7 @@ import click
 
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
-from hermes.cli.options import add_options, json_option
+from hermes.cli.options import RenamedOption, add_options, json_option
 
 
 @click.command("queue")
@@ -38,7 +38,14 @@ from hermes.cli.options import add_options, json_option
     ),
     click.option("--limit", type=click.IntRange(min=1), help="Most items of a new queue."),
     click.option("--where", multiple=True, metavar="CONDITION", help="As for 'hermes export'; repeatable."),
-    click.option("--rated-too", is_flag=True, help="Also what a person has rated already."),
+    click.option(
+        "--all",
+        "--rated-too",
+        "rated_too",
+        cls=RenamedOption,
+        is_flag=True,
+        help="Also what a person has rated already.",
+    ),
     click.option("--rater", help="Your name; default: your user name."),
     click.option("--list", "list_", is_flag=True, help="List the queues and their progress."),
     click.option("--make", is_flag=True, help="Make the queue or add new items, and rate nothing."),

@@ -86,7 +86,10 @@ def kto(options: KtoOptions, filters: FilterOptions, as_json: bool) -> None:
 @json_option
 @stored_variables
 def reward(options: RewardOptions, filters: FilterOptions, as_json: bool) -> None:
-    """Train a reward model on pairs or ratings in FILES, or on stored verdicts."""
+    """Train a reward model.
+
+    On pairs or ratings in FILES, or on stored verdicts.
+    """
     from hermes.cli.train.run import run_reward
 
     run_reward(options, filters, as_json=as_json)

@@ -143,13 +143,15 @@ def current_selection(home: Path) -> EnvSelection:
     if text is None:
         raise UsageError(
             "no environment is selected",
-            "select one first: hermes rl select NAME (the tool: rl_select_environment)",
+            "select one first: hermes rl config --env NAME (the tool: rl_select_environment)",
         )
     try:
         data = json.loads(text)
         return EnvSelection(data["environment"], data["file_path"], data["edits"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{_selection_path(home)} is damaged: {error}", "hermes rl select NAME") from error
+        raise ConfigError(
+            f"{_selection_path(home)} is damaged: {error}", "hermes rl config --env NAME"
+        ) from error
 
 
 def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:

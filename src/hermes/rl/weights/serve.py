@@ -28,7 +28,7 @@ def endpoint(run: RlRun) -> str:
     if url is None:
         raise UsageError(
             f"nothing serves the policy of run {run.run_id}",
-            f"hermes rl serve {run.run_id}, and then --base-url with the address it prints, --model policy",
+            f"hermes policy serve run:{run.run_id}, then --base-url ADDRESS --model policy",
         )
     return f"{url}/v1"
 
