@@ -23,9 +23,9 @@ from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, St
 from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import ENVIRONMENT, MODEL, QuickstartRecipe
 from hermes.quickstart.warm_start import export_right, step_reporter, warm_start
+from hermes.rl.process import fetch_json
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.training.session import ProgressCallback
 

@@ -20,8 +20,8 @@ from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.feedback.stages import FeedbackStages
 from hermes.quickstart.pace import measure_pace
 from hermes.quickstart.recipe import MODEL
+from hermes.rl.process import fetch_json
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.training.session import ProgressCallback
 
