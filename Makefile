@@ -49,7 +49,7 @@ test: setup system-packages check
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
 	HERMES_EXPLORE=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
-	HERMES_HOME=$(VENV)/skills-home $(BIN)/hermes skills check --all --online --run
+	HERMES_HOME=$(VENV)/skills-home PYTHONPATH=scripts $(BIN)/python -m skills_check --all --online --run
 
 # In an environment of its own under .compat: the cookbook pins an older transformers.
 compat: setup

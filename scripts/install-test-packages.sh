@@ -1,14 +1,11 @@
 #!/bin/sh
-# Installs what the tests need from the system (a browser, a sandbox and its network, LaTeX), where this user may.
+# Installs what the tests need from the system (a browser, a sandbox and its network), where this user may.
 # Never fails: a test that misses its package skips and names it.
 missing=""
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 command -v pasta >/dev/null 2>&1 || missing="$missing passt"
 command -v slirp4netns >/dev/null 2>&1 || missing="$missing slirp4netns"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
-command -v pdflatex >/dev/null 2>&1 || command -v tectonic >/dev/null 2>&1 ||
-    missing="$missing texlive-latex-recommended texlive-pictures"
-command -v pdftotext >/dev/null 2>&1 || missing="$missing poppler-utils"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     echo "installing$missing"

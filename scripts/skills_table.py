@@ -5,7 +5,7 @@
 Runs the full check of every skill, with its runnable blocks (it downloads packages to the cache of
 HERMES_HOME), and replaces the text between the markers of the page. `--check` writes nothing and fails if
 names and skills of the page are out of date. `--from` takes the result of
-`hermes skills check … --online --run --json` from a file; rows of other skills stay.
+`python -m skills_check … --online --run --json` from a file; rows of other skills stay.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NAMES = (
     "hermes/feedback",
     "hermes/troubleshooting",
 )
-"""The names under which users of the reference and of our issues look for a skill."""
+"""The names under which users of hermes-agent and of our issues look for a skill."""
 
 
 def main() -> int:
@@ -98,9 +98,9 @@ def answers() -> dict[str, str]:
 
 
 def table(source: Path | None, old: str) -> str:
-    command = [sys.executable, "-m", "hermes", "skills", "check", "--all", "--online", "--run", "--json"]
+    command = [sys.executable, "-m", "skills_check", "--all", "--online", "--run", "--json"]
     if source is None:
-        text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        text = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False).stdout
     else:
         text = source.read_text("utf-8")
     reports = {f"{entry.get('category')}/{entry['name']}": entry for entry in json.loads(text)}

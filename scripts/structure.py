@@ -1,4 +1,4 @@
-"""Measures the structure of the code: rooms, import arrows, cycles, class names, vague local names.
+"""Measures the structure of the code: lines by package, import arrows, cycles, small files, vague local names.
 
     python scripts/structure.py [ROOT] [--json]
 
@@ -22,6 +22,8 @@ VAGUE = frozenset(
 )
 """Names of variables that leave the reader to find out the noun."""
 
+FRAGMENT_LINES = 90
+
 Graph = Mapping[str, frozenset[str]]
 
 
@@ -41,17 +43,17 @@ class Structure:
 
     files: int
     lines: int
-    folders: dict[str, tuple[int, int]]
-    """Files and lines of each folder, without its subfolders."""
+    packages: dict[str, int]
+    """Lines of each package; `hermes` has those of the files beside the packages."""
     arrows: dict[str, int]
     """Import arrows between the modules of a package, lazy imports counted."""
     cycles: list[list[str]]
-    repeated_classes: dict[str, list[str]]
-    """Class names that are defined more than once, with the modules."""
     bindings: int
     vague_bindings: int
     single_importer: int
     """Modules that exactly one other module imports."""
+    fragments: list[str]
+    """Of these, the ones under 90 lines whose importer is in the same folder."""
 
 
 @cache
@@ -123,16 +125,6 @@ def cycles(graph: Graph) -> list[list[str]]:
     return sorted(components)
 
 
-def class_names(modules: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Every class name with the modules that define it."""
-    defined: dict[str, list[str]] = defaultdict(list)
-    for module, path in modules.items():
-        for node in ast.walk(parse(path)):
-            if isinstance(node, ast.ClassDef):
-                defined[node.name].append(module)
-    return dict(defined)
-
-
 def bindings(paths: Iterator[Path] | list[Path]) -> Iterator[Binding]:
     """The variables of all functions. A nested function's are counted once, for itself."""
     for path in paths:
@@ -163,20 +155,40 @@ def _names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[s
         pending.extend(ast.iter_child_nodes(node))
 
 
-def folder_sizes(root: Path) -> dict[str, tuple[int, int]]:
-    """Files and lines of each folder, without its subfolders."""
-    folders: dict[str, tuple[int, int]] = {}
-    for path in sources(root).values():
-        folder = path.parent.relative_to(root / "src").as_posix()
-        files, lines = folders.get(folder, (0, 0))
-        folders[folder] = (files + 1, lines + len(path.read_text("utf-8").splitlines()))
-    return dict(sorted(folders.items()))
+def package_lines(root: Path) -> dict[str, int]:
+    """Lines of each package, the files that skills carry included."""
+    lines: Counter[str] = Counter()
+    base = root / "src" / "hermes"
+    for path in base.rglob("*.py"):
+        parts = path.relative_to(base).parts
+        lines[parts[0] if len(parts) > 1 else "hermes"] += _line_count(path)
+    return dict(sorted(lines.items()))
+
+
+def fragments(modules: Mapping[str, Path], graph: Graph) -> list[str]:
+    """Short modules that only one module imports, which is in the same folder: most could be part of it."""
+    importers: dict[str, list[str]] = defaultdict(list)
+    for module, targets in graph.items():
+        for target in targets:
+            importers[target].append(module)
+    return [
+        module
+        for module, path in modules.items()
+        if len(importers[module]) == 1
+        and path.name != "__init__.py"
+        and modules[importers[module][0]].parent == path.parent
+        and _line_count(path) < FRAGMENT_LINES
+    ]
+
+
+def _line_count(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
 
 
 def measure(root: Path) -> Structure:
     modules = sources(root)
     graph = import_graph(modules)
-    folders = folder_sizes(root)
+    packages = package_lines(root)
     arrows: Counter[str] = Counter()
     importers: Counter[str] = Counter()
     for module, targets in graph.items():
@@ -187,16 +199,14 @@ def measure(root: Path) -> Structure:
     counted = list(bindings(list(modules.values())))
     return Structure(
         files=len(modules),
-        lines=sum(lines for _, lines in folders.values()),
-        folders=folders,
+        lines=sum(packages.values()),
+        packages=packages,
         arrows=dict(sorted(arrows.items())),
         cycles=cycles(graph),
-        repeated_classes={
-            name: where for name, where in sorted(class_names(modules).items()) if len(where) > 1
-        },
         bindings=len(counted),
         vague_bindings=sum(binding.name in VAGUE for binding in counted),
         single_importer=sum(count == 1 for count in importers.values()),
+        fragments=fragments(modules, graph),
     )
 
 
@@ -213,21 +223,19 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(asdict(structure), indent=1))
         return
-    largest = max(structure.folders.items(), key=lambda item: item[1][0])
     print(f"files                       {structure.files:,}")
     print(f"lines                       {structure.lines:,}")
-    print(f"largest folder              {largest[0]}: {largest[1][0]} files, {largest[1][1]:,} lines")
-    crowded = sum(files - 1 > 15 for files, _ in structure.folders.values())  # beside __init__.py
-    print(f"folders over 15 files       {crowded}")
+    for package, lines in sorted(structure.packages.items(), key=lambda item: -item[1]):
+        print(f"    {package:<24}{lines:,}")
     for package in ("engine", "envs"):
         print(f"import arrows in {package:<11}{structure.arrows.get(f'hermes.{package}', 0):,}")
     print(f"import cycles               {len(structure.cycles)}")
     for cycle in structure.cycles:
         print(f"    {' '.join(name.removeprefix('hermes.') for name in cycle)}")
-    print(f"class names defined twice   {len(structure.repeated_classes)}")
     share = structure.vague_bindings / structure.bindings
     print(f"vague local names           {structure.vague_bindings:,} of {structure.bindings:,} ({share:.1%})")
     print(f"modules with one importer   {structure.single_importer}")
+    print(f"short ones in its folder    {len(structure.fragments)}")
 
 
 if __name__ == "__main__":

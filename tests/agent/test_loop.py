@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
+import secrets
 from collections.abc import Callable
 
 import pytest
@@ -27,7 +30,7 @@ from hermes.models.base import StreamDelta
 from hermes.store import Reader
 from hermes.tools.base import Tool, Workbench
 from tests.agent.conftest import World
-from tests.fakes.provider import FakeProvider, hang, slow, status, text, tokens, tool_calls
+from tests.fakes.provider import FakeProvider, Reply, hang, slow, status, text, tokens, tool_calls
 
 MakeWorld = Callable[..., World]
 SUM = ("calculator", {"expression": "2 + 2"})
@@ -226,6 +229,36 @@ async def test_a_cancelled_turn_is_recorded_and_the_conversation_goes_on(world: 
     assert [m["tool_call_id"] for m in sent if m["role"] == "tool"] == call_ids
     stored = here.stored(loop.recorder.header.id)
     assert [step.result.call_id for step in stored.steps if step.result] == call_ids
+    assert stored.answer == "Fine."
+
+
+async def test_a_turn_may_be_cancelled_at_any_moment_and_each_step_is_recorded_once(world: MakeWorld) -> None:
+    seed = secrets.randbelow(1 << 30)
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    def reply(request: JSONObject) -> Reply:
+        done = request["messages"][-1]["role"] == "tool"
+        return text("Fine.") if done else tool_calls([("missing", {}), SUM, ("missing", {})])
+
+    with FakeProvider(reply) as provider:
+        here = world(provider)
+        async with here.agent() as loop:
+
+            async def take_turn(number: int) -> None:
+                async for _ in loop.turn(Message.user(f"question {number}")):
+                    pass
+
+            for number in range(40):
+                turn = asyncio.create_task(take_turn(number))
+                await asyncio.sleep(chance.uniform(0, 0.03))
+                turn.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await turn
+            await take_turn(40)
+    stored = here.stored(loop.recorder.header.id)
+    assert list(stored.messages) == loop.messages
+    assert [step.index for step in stored.steps] == list(range(len(stored.steps)))
     assert stored.answer == "Fine."
 
 

@@ -176,8 +176,6 @@ TABLE = [
     ("improve", 2, "there are no new ratings to learn from", "hermes rate queue"),
     ("improve --method nothing", 2, "'nothing' is not one of 'dpo'", "hermes improve --help"),
     ("memory list extra", 2, "unexpected extra argument", "hermes memory list --help"),
-    ("paper check missing", 2, "Directory 'missing' does not exist", "hermes paper check --help"),
-    ("paper new --run missing", 2, "there is no run with metrics called 'missing'", "hermes rl runs"),
     ("policy compare nothing base", 2, "Missing option '-q'", "hermes policy compare --help"),
     ("policy list extra", 2, "unexpected extra argument", "hermes policy list --help"),
     ("policy serve nothing", 2, "'nothing' matches no policy", "hermes policy list"),

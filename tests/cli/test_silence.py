@@ -1,4 +1,4 @@
-"""No command is silent while it waits: each is made to wait without end, and must show that it lives.
+"""A command that waits for long shows that it lives: each of these is made to wait without end.
 
 What a command waits for is real: a server that accepts and never answers, a grader that never returns, a pipe
 without data in place of a file, a store that another process has locked. A test waits for the sign, however
@@ -36,15 +36,9 @@ _SIGN = re.compile(r"… \d+ s|in flight for \d|━")
 """The sign, the line of a batch, or its bar."""
 SERVER = (
     "-q hello --model m --base-url URL/v1",
-    "-q hello --base-url URL/v1",
     "batch --dataset-file tasks.jsonl --run-name r --toolsets none",
     "bench --dataset-file tasks.jsonl --models held/a,held/b --toolsets none",
     "doctor",
-    "engine adapters --service URL",
-    "engine fleet --base-url URL --folder adapters",
-    "engine models --service URL",
-    "env evaluate calculator --openai.base_url URL/v1 --openai.model_name m",
-    "env process calculator --openai.base_url URL/v1 --openai.model_name m",
     "rate auto --judge held/m",
     "rl agent task",
     "rl test --env calculator --model held/m",
@@ -60,15 +54,8 @@ GRADER = (
 """slow.py has a reward function that never returns."""
 FILE = ("import rows.jsonl",)
 """rows.jsonl is a pipe without data."""
-STORE = ("rate last good", "store compact", "trajectories delete last --yes")
+STORE = ("store compact", "trajectories delete last --yes")
 """Another process has locked the store."""
-CONFIG = (
-    *("config get model", "config show", "env list", "export --preview", "improve", "memory list", "models"),
-    *("paper new --run r", "policy list", "rate list", "rate stats", "reward serve m", "rl doctor r"),
-    *("rl runs", "rl start --env calculator", "rl status r", "rl stop r", "store check", "tools"),
-    *("trajectories list", "trajectories search a", "trajectories stats", "web --no-open"),
-)
-"""config.yaml is a pipe without data: the command waits before it has begun."""
 SLOW_CODE = """
 import pathlib, time
 
@@ -212,13 +199,6 @@ def silence_with_file(folder: Path, line: str, terminal: bool) -> str | None:
     return silence_with_pipe(folder, home, folder / "rows.jsonl", line, terminal)
 
 
-def silence_with_config(folder: Path, line: str, terminal: bool) -> str | None:
-    home = place(folder, "http://127.0.0.1:9")
-    (home / "config.yaml").unlink()
-    os.mkfifo(home / "config.yaml")
-    return silence_with_pipe(folder, home, home / "config.yaml", line, terminal)
-
-
 def silence_with_store(folder: Path, line: str, terminal: bool) -> str | None:
     home = place(folder, "http://127.0.0.1:9")
     database = sqlite3.connect(home / "hermes.db", isolation_level=None, check_same_thread=False)
@@ -235,7 +215,6 @@ CASES = [
     *((line, silence_with_grader) for line in GRADER),
     *((line, silence_with_file) for line in FILE),
     *((line, silence_with_store) for line in STORE),
-    *((line, silence_with_config) for line in CONFIG),
 ]
 
 

@@ -68,35 +68,12 @@ def test_install_prints_one_json_object(tmp_path: Path) -> None:
 def test_check_exits_with_1_when_an_installed_file_was_changed(tmp_path: Path) -> None:
     home = tmp_path / "home"
     hermes(home, "skills", "install", str(source(tmp_path, skill_text("kiln"))), "--yes")
-    assert "  ok (0 blocks, 0 names)" in hermes(home, "skills", "check", "kiln").stdout
+    unchanged = hermes(home, "skills", "check", "kiln")
+    assert unchanged.returncode == 0 and unchanged.stdout.split() == ["skill", "result", "kiln", "ok"]
     (home / "skills" / "kiln" / "SKILL.md").write_text(skill_text("kiln", body="Changed."))
     changed = hermes(home, "skills", "check", "kiln", "--json")
     assert changed.returncode == 1
     assert json.loads(changed.stdout)[0]["problems"][0]["problem"] == "SKILL.md was changed"
-
-
-def test_check_finds_commands_of_hermes_that_do_not_exist(tmp_path: Path) -> None:
-    body = (
-        "```bash\nhermes batch --dataset-file rows.jsonl\nhermes skills brows\nhermes export --fromat x\n```"
-    )
-    hermes(tmp_path, "skills", "install", str(source(tmp_path, skill_text("kiln", body=body))), "--yes")
-    done = hermes(tmp_path, "skills", "check", "kiln", "--quick")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-2:] == [
-        "kiln/SKILL.md:8: there is no command 'hermes skills brows' (nearest: browse)",
-        "kiln/SKILL.md:9: hermes export has no option --fromat (nearest: --format)",
-    ]
-
-
-def test_check_without_a_registry_says_so_and_is_not_ok(tmp_path: Path) -> None:
-    extra = "metadata: {hermes: {packages: [{name: no-such-kiln, version: '1.0'}]}}\n"
-    hermes(tmp_path, "skills", "install", str(source(tmp_path, skill_text("kiln", extra=extra))), "--yes")
-    offline = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
-    done = hermes(tmp_path, "skills", "check", "kiln", "--online", env=offline)
-    assert (
-        done.returncode == 1 and "not checked: no-such-kiln 1.0: 127.0.0.1 cannot be reached" in done.stdout
-    )
-    assert "unknown" in done.stdout
 
 
 def test_a_broken_skill_is_named_and_the_others_are_still_listed(tmp_path: Path) -> None:

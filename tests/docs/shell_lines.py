@@ -20,10 +20,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import click
+from skills_check.hermes_commands import command_problem, hermes_commands
 
 from hermes.cli.main import cli
 from hermes.cli.options import RenamedOption
-from hermes.cli.skills.commands import command_problem, hermes_commands
 from hermes.config.edit import is_variable
 from hermes.config.schema import find_path
 from tests.docs.pages import ROOT

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 from hermes.config.validate import validate
@@ -23,7 +22,6 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks, indented_blocks, shell_
 from tests.docs.shell_lines import line_problems, mention_problem, option_problem, setting_problem
 
 CHECKED = [*PAGES, ROOT / "CONTRIBUTING.md"]
-NAMES = [str(page.relative_to(ROOT)) for page in CHECKED]
 LANGUAGES = ("json", "python", "sh", "text", "yaml")
 OTHER_OPTIONS = {
     "--credit rollout": "of scripts that recorded the results",
@@ -37,6 +35,10 @@ YAML_OF_OTHERS = {"datasets": "Axolotl: tests/batch/test_training_formats.py"}
 OF_TESTS = {"HERMES_KILLS", "HERMES_SOAK_S", "HERMES_TEST_ATROPOS_CHECKOUT"}
 """Variables that only tests and benchmarks read."""
 _PROGRAMS = ("curl ", "hermes ", "make ", "pip ", "python ")
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def _block_problems(block: Block) -> Iterator[str]:
@@ -80,20 +82,21 @@ def _yaml_problems(text: str) -> Iterator[str]:
     yield from (problem.message for problem in validate(data)[1])
 
 
-@pytest.mark.parametrize("page", CHECKED, ids=NAMES)
-def test_every_block_is_validated_or_text(page: Path) -> None:
-    assert indented_blocks(page) == [], "fence it, so that its language is known"
+def _page_problems(page: Path) -> Iterator[str]:
+    if indented_blocks(page):
+        yield "an indented block: fence it, so that its language is known"
     generated = page.read_text("utf-8").startswith("<!-- Written by")
-    assert [
-        problem
-        for block in blocks(page)
-        if not (generated and block.language == "python")
-        for problem in _block_problems(block)
-    ] == []
+    for block in blocks(page):
+        if not (generated and block.language == "python"):
+            yield from _block_problems(block)
 
 
-@pytest.mark.parametrize("page", CHECKED, ids=NAMES)
-def test_every_command_option_and_setting_in_the_text_exists(page: Path) -> None:
+def test_every_block_is_validated_or_text() -> None:
+    assert [(_name(page), problem) for page in CHECKED for problem in _page_problems(page)] == []
+
+
+def _text_problems(page: Path) -> Iterator[tuple[str, str]]:
+    """What the text names that does not exist, with the reason."""
     code = spans(page)
     options = [span for span in code if re.match(r"--[a-z]", span) and span not in OTHER_OPTIONS]
     settings = [span for span in code if re.fullmatch(r"[a-z_]+\.[a-z_.]+", span)]
@@ -102,7 +105,11 @@ def test_every_command_option_and_setting_in_the_text_exists(page: Path) -> None
         *((span, option_problem(span)) for span in options),
         *((span, setting_problem(span)) for span in settings),
     ]
-    assert [(span, problem) for span, problem in problems if problem is not None] == []
+    yield from ((span, problem) for span, problem in problems if problem is not None)
+
+
+def test_every_command_option_and_setting_in_the_text_exists() -> None:
+    assert [(_name(page), *problem) for page in CHECKED for problem in _text_problems(page)] == []
 
 
 def test_every_variable_of_hermes_in_the_pages_exists() -> None:

@@ -16,7 +16,7 @@ from tests.docs.shell_lines import mention_problem
 outputs = load_script("outputs")
 PAGES = outputs.marked_pages()
 QUICK = (
-    *("agent-tools.md", "batch-ray.md", "command-line.md", "compat.md", "papers.md", "parsers.md"),
+    *("agent-tools.md", "batch-ray.md", "command-line.md", "compat.md", "parsers.md"),
     *("howto/delete.md", "howto/own-reward.md", "howto/settings.md", "howto/several-machines.md"),
 )
 """Pages that every test run checks; the others are checked nightly, with the marks that need the model."""
@@ -48,16 +48,16 @@ def _parameters() -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=map(_name, PAGES))
-def test_every_marked_command_exists(page: Path) -> None:
-    page_marks = outputs.marks(page.read_text("utf-8"))
-    assert page_marks
-    for mark in page_marks:
-        line = mark.command
-        words = shlex.split(re.split(r" (?:\||>|2>|&) ", line)[0])
-        assert words[0] in ("hermes", "mkdir", "printf", *SCRIPTS), line
-        problem = mention_problem(shlex.join(words)) if words[0] == "hermes" else None
-        assert problem is None or mark.option("status", 0) == 2, line  # a slip that the page is about
+def test_every_marked_command_exists() -> None:
+    for page in PAGES:
+        page_marks = outputs.marks(page.read_text("utf-8"))
+        assert page_marks, page
+        for mark in page_marks:
+            where = f"{_name(page)}: {mark.command}"
+            words = shlex.split(re.split(r" (?:\||>|2>|&) ", mark.command)[0])
+            assert words[0] in ("hermes", "mkdir", "printf", *SCRIPTS), where
+            problem = mention_problem(shlex.join(words)) if words[0] == "hermes" else None
+            assert problem is None or mark.option("status", 0) == 2, where  # a slip that the page is about
 
 
 @pytest.mark.timeout(600)
@@ -72,17 +72,18 @@ def test_the_blocks_of_a_page_are_current(page: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=map(_name, WRITTEN))
-def test_a_page_shows_a_command_and_its_real_output(page: Path) -> None:
-    text, name = page.read_text("utf-8"), _name(page)
-    if name in NO_OUTPUT:
-        return
-    languages = [block.language for block in blocks(page)]
-    assert {"python", "sh"} & set(languages), "it shows no command"
-    if name in RECORDED:
-        assert "text" in languages
-    else:
-        assert any(mark.block for mark in outputs.marks(text)), "no output is regenerated"
+def test_a_page_shows_a_command_and_its_real_output() -> None:
+    for page in WRITTEN:
+        name = _name(page)
+        if name in NO_OUTPUT:
+            continue
+        languages = [block.language for block in blocks(page)]
+        assert {"python", "sh"} & set(languages), f"{name} shows no command"
+        if name in RECORDED:
+            assert "text" in languages, name
+        else:
+            page_marks = outputs.marks(page.read_text("utf-8"))
+            assert any(mark.block for mark in page_marks), f"no output of {name} is regenerated"
 
 
 def test_the_pages_with_an_exception_exist() -> None:

@@ -1,8 +1,14 @@
-"""`hermes rl plan`: the arithmetic against the engine's benchmarks, the simulation against recorded runs."""
+"""`hermes rl plan`: its arithmetic against every measurement in docs/results that it can be compared with.
+
+Left out are measurements of something else: seeds 1 and 2 of function calling (two runs shared the GPU), 64
+policies in one batch, the front of replicas on one GPU, and the GRPO step of the engine's bench, whose host
+work is in one process.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,82 +17,120 @@ from click.testing import CliRunner
 
 from hermes.cli.main import cli
 from hermes.errors import UsageError
-from hermes.rl.capacity.costs import (
+from hermes.rl.capacity import (
+    H200,
+    HOST,
+    XEON_2_CORES,
+    Cluster,
     RolloutWorkload,
+    busy_seconds,
     decode_step_s,
+    device_speed,
+    plan_capacity,
     prefill_s,
-    rank_bytes,
+    ranks_that_fit,
     replica_memory,
+    step_seconds,
     train_s,
 )
-from hermes.rl.capacity.hardware import H200, XEON_2_CORES, device_speed
-from hermes.rl.capacity.plan import Cluster, plan_capacity, significant, simulate_step
-from hermes.rl.capacity.shapes import QWEN3_8B, SMOLLM2, ModelShape, shape_of
-from hermes.rl.capacity.text import plan_text
+from hermes.rl.model_shape import QWEN3_8B, SMOLLM2, ModelShape, shape_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-ENGINE_ERROR, RUN_ERROR = 0.15, 0.25
-"""As docs/scale.md states them."""
+ALLOWED_ERROR = 0.3
+QWEN3_1_7B = shape_of("Qwen3-1.7B")
 QUICKSTART = RolloutWorkload(512, 16, 2.3, 300, 46)
 CALLING = RolloutWorkload(512, 16, 1, 323, 115)
+EIGHT_ENVIRONMENTS = Cluster(H200, 1, 8)
 
 
-def seconds(file: str) -> dict[str, float]:
-    report = json.loads((RESULTS / file).read_text())
-    return {figure["what"]: figure["seconds"] for figure in report["engine"]}
+def engine_benches() -> Iterator[tuple[str, float, float]]:
+    """(what, planned, measured) seconds of the engine's bench, which samples without an adapter."""
+    small = json.loads((RESULTS / "engine-h200.json").read_text())
+    large = json.loads((RESULTS / "engine-h200-8b.json").read_text())
+    redesign = json.loads((RESULTS / "engine-h200-redesign.json").read_text())["runs"]
+    reports = [(SMOLLM2, small), (QWEN3_8B, large), *((SMOLLM2, report) for report in redesign.values())]
+    for shape, report in reports:
+        load, measured = report["workload"], {row["what"]: row["seconds"] for row in report["engine"]}
+        batch, prompt, new = load["batch"], load["prompt"], load["new"]
+        context, completion, shared = prompt + new / 2, load["completion"] - 1, load["shared"]
+
+        def generate_s(rows: int, shape: ModelShape = shape, load: dict[str, int] = load) -> float:
+            context = load["prompt"] + load["new"] / 2
+            step_s = decode_step_s(shape, H200, rows, context, has_adapter=False)
+            return prefill_s(shape, H200, rows * load["prompt"]) + load["new"] * step_s
+
+        planned = {
+            "generate": generate_s(batch),
+            "generate at batch 1": generate_s(1),
+            "train": train_s(shape, H200, batch * (shared + completion), batch),
+            "train, prompt shared": train_s(shape, H200, batch * completion + load["groups"] * shared, batch),
+        }
+        for what, planned_s in planned.items():
+            yield f"{what}, {shape.parameters:.3g} parameters, context {context}", planned_s, measured[what]
 
 
-def mean_interval_s(file: str) -> float:
-    times = [json.loads(line)["time_s"] for line in (RESULTS / file).read_text().splitlines()]
-    return float((times[-1] - times[0]) / (len(times) - 1))
+def policy_benches() -> Iterator[tuple[str, float, float]]:
+    """(what, planned, measured) tokens/s of one to 32 policies that decode: 100 tokens of prompt, 64 new."""
+    report = json.loads((RESULTS / "many-policies-h200.json").read_text())
+    shapes = {"bundled": SMOLLM2, "1.7B": QWEN3_1_7B, "8B": QWEN3_8B}
+    for name, bench in report.items():
+        for row in bench["rounds"] if isinstance(bench, dict) else ():
+            rows, shape = row.get("rows", 512), shapes[name.split()[0]]
+            if row["policies"] <= 32:
+                planned = rows / decode_step_s(shape, H200, rows, 100 + 64 / 2)
+                yield f"{name}, {rows} rows, {row['policies']} policies", planned, row["tokens_per_s"]
 
 
-@pytest.mark.parametrize(
-    ("file", "shape", "batch", "new"),
-    [("engine-h200.json", SMOLLM2, 512, 128), ("engine-h200-8b.json", QWEN3_8B, 256, 64)],
-)
-def test_the_arithmetic_agrees_with_the_engines_benchmarks(
-    file: str, shape: ModelShape, batch: int, new: int
-) -> None:
-    measured, prompt, shared, completion, group = seconds(file), 211, 80, 29, 16
-    context = prompt + new / 2
-    predicted = {
-        "generate": prefill_s(shape, H200, batch * prompt) + new * decode_step_s(shape, H200, batch, context),
-        "generate at batch 1": prefill_s(shape, H200, prompt) + new * decode_step_s(shape, H200, 1, context),
-        "train": train_s(shape, H200, batch * (shared + completion), batch),
-        "train, prompt shared": train_s(shape, H200, batch * completion + batch // group * shared, batch),
-    }
-    errors = {what: predicted[what] / measured[what] - 1 for what in predicted}
-    assert {what: error for what, error in errors.items() if abs(error) > ENGINE_ERROR} == {}
+def served_benches() -> Iterator[tuple[str, float, float]]:
+    """(what, planned, measured) tokens/s of sampling over HTTP, on average over rounds."""
+    for name, report in json.loads((RESULTS / "fleet-h200.json").read_text()).items():
+        shape = QWEN3_1_7B if "1.7 billion" in name else SMOLLM2
+        options = {key: int(report["options"][key]) for key in ("requests", "samples", "new")}
+        sequences, new = options["requests"] * options["samples"], options["new"]
+        host_s = options["requests"] * (HOST.request_s + HOST.front_s) + sequences * new * HOST.token_s
+        planned = sequences * new / (host_s + new * decode_step_s(shape, H200, sequences, new))
+        yield name, planned, report["summary"]["engine"]["tokens_s"][0]
 
 
-@pytest.mark.parametrize(
-    ("file", "load", "cluster"),
-    [
-        ("quickstart-h200/grpo-metrics.jsonl", QUICKSTART, Cluster(H200, 1, 8)),
-        ("tool-calling-h200/metrics.jsonl", CALLING, Cluster(H200, 1, 8)),
-        ("tool-calling-h200/seeds/0/metrics.jsonl", CALLING, Cluster(H200, 1, 8)),
-        ("tool-calling-h200/one-reward/metrics.jsonl", CALLING, Cluster(H200, 1, 8)),
+def recorded_runs() -> Iterator[tuple[str, float, float]]:
+    """(file, planned, measured) seconds a step."""
+    runs = [
+        ("quickstart-h200/grpo-metrics.jsonl", QUICKSTART, EIGHT_ENVIRONMENTS),
+        ("tool-calling-h200/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
+        ("tool-calling-h200/seeds/0/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
+        ("tool-calling-h200/one-reward/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
         ("quickstart-cpu/grpo-metrics.jsonl", RolloutWorkload(64, 8, 2, 299, 45), Cluster(XEON_2_CORES)),
-    ],
-)
-def test_the_simulation_agrees_with_recorded_runs(file: str, load: RolloutWorkload, cluster: Cluster) -> None:
-    measured_s, simulated_s = mean_interval_s(file), simulate_step(SMOLLM2, load, cluster).step_s
-    assert abs(simulated_s / measured_s - 1) < RUN_ERROR, (simulated_s, measured_s)
+    ]
+    for file, load, cluster in runs:
+        times = [json.loads(line)["time_s"] for line in (RESULTS / file).read_text().splitlines()]
+        planned = step_seconds(busy_seconds(SMOLLM2, load, cluster))
+        yield file, planned, (times[-1] - times[0]) / (len(times) - 1)
+    # docs/results/quickstart-h200/README.md: 2 min 23 s for 20 steps, 19 s of them start.
+    yield "one environment", step_seconds(busy_seconds(SMOLLM2, QUICKSTART, Cluster(H200))), 6.2
+
+
+def test_the_plan_is_within_30_percent_of_every_measurement() -> None:
+    measured = [*engine_benches(), *policy_benches(), *served_benches(), *recorded_runs()]
+    assert len(measured) > 60
+    errors = {what: round(planned / actual - 1, 2) for what, planned, actual in measured}
+    assert {what: error for what, error in errors.items() if abs(error) > ALLOWED_ERROR} == {}
+
+
+def test_128_sequences_of_an_8b_model_decode_as_fast_as_measured() -> None:
+    load = RolloutWorkload(batch_size=128, prompt_tokens=100, new_tokens=64)
+    planned = plan_capacity(QWEN3_8B, load, Cluster(H200))
+    assert planned.sequences_at_once == 128
+    assert planned.decode_tokens_per_s == pytest.approx(13_400, rel=ALLOWED_ERROR)
 
 
 def test_one_environment_process_is_the_bottleneck_of_a_gpu_and_more_of_them_are_advised() -> None:
-    alone = plan_capacity(SMOLLM2, QUICKSTART, Cluster(H200, 1, 1))
+    alone = plan_capacity(SMOLLM2, QUICKSTART, Cluster(H200))
     assert alone.bottleneck == "environment"
     assert alone.advice.startswith("2 environment processes")
-    several = plan_capacity(SMOLLM2, QUICKSTART, Cluster(H200, 1, 8))
+    several = plan_capacity(SMOLLM2, QUICKSTART, EIGHT_ENVIRONMENTS)
     assert several.bottleneck == "sampling"
-    assert several.step.step_s < 0.5 * alone.step.step_s
-
-
-def test_a_slow_environment_is_named_whatever_the_gpus() -> None:
-    cluster = Cluster(H200, 4, 4)
-    slow = replace(cluster, host=replace(cluster.host, call_s=1.0))
+    assert several.step_s < 0.5 * alone.step_s
+    slow = Cluster(H200, 4, 4, replace(HOST, call_s=1.0))
     assert plan_capacity(SMOLLM2, QUICKSTART, slow).bottleneck == "environment"
 
 
@@ -96,21 +140,23 @@ def test_one_link_for_all_weights_is_the_limit_of_a_thousand_gpus() -> None:
 
 
 def test_a_model_that_does_not_fit_is_said_so() -> None:
-    large = replace(QWEN3_8B, stated_parameters=70e9)
-    plan = plan_capacity(large, RolloutWorkload(), Cluster(H200, 1, 1))
-    assert not plan.memory.fits
-    assert "does not fit" in plan.advice
-    text = plan_text(large, RolloutWorkload(), Cluster(H200, 1, 1), plan)
-    assert "With --tensor-parallel-size 2 each of 2 devices needs" in text
-    assert rank_bytes(large, H200, RolloutWorkload(), 2) < H200.memory_bytes < plan.memory.least
+    large = replace(QWEN3_8B, stated_parameters=140e9)
+    planned = plan_capacity(large, RolloutWorkload(), Cluster(H200))
+    assert not planned.memory.fits
+    assert "does not fit" in planned.advice
+    ranks, needed = ranks_that_fit(large, H200, RolloutWorkload()) or (0, 0.0)
+    assert ranks == 2
+    assert needed < H200.memory_bytes < planned.memory.used
     assert replica_memory(QWEN3_8B, H200, RolloutWorkload(), 512).fits
+    text = CliRunner().invoke(cli, ["rl", "plan", "--model", "someone/Model-140B"]).output
+    assert "--tensor-parallel-size 4" in " ".join(text.split())
 
 
 def test_another_gpu_is_slower_where_its_data_sheet_is() -> None:
     a100 = device_speed("a100")
     assert not a100.measured
     assert decode_step_s(QWEN3_8B, a100, 64, 500) > decode_step_s(QWEN3_8B, H200, 64, 500)
-    with pytest.raises(UsageError, match="no figures for the GPU 'abacus'"):
+    with pytest.raises(UsageError, match="'abacus'"):
         device_speed("abacus")
 
 
@@ -128,39 +174,32 @@ def test_the_shape_is_read_from_a_folder_or_assumed_by_size(tmp_path: Path) -> N
     assumed = shape_of("someone/Model-7B")
     assert (assumed.assumed_from, assumed.parameters) == ("Qwen3-8B", 7e9)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"config\.json does not describe a model"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         shape_of(str(tmp_path))
-    with pytest.raises(UsageError, match="the size of 'nameless' is unknown"):
+    with pytest.raises(UsageError, match="'nameless'"):
         shape_of("nameless")
 
 
 def test_the_command_prints_text_and_json() -> None:
     text = CliRunner().invoke(cli, ["rl", "plan", "--env-replicas", "8"])
     assert text.exit_code == 0, text.output
-    assert {"memory", "step", "busy", "bottleneck", "add"} <= {
+    assert {"memory", "decode", "step", "busy", "bottleneck", "add"} <= {
         line.split()[0] for line in text.output.splitlines()
     }
+    assert "e+" not in text.output, "figures have no exponent"
     as_json = json.loads(CliRunner().invoke(cli, ["rl", "plan", "--gpus", "0", "--json"]).output)
     assert as_json["device"] == "cpu" and as_json["fits"] is True
     refused = CliRunner().invoke(cli, ["rl", "plan", "--batch-size", "10", "--group-size", "4"])
     assert isinstance(refused.exception, UsageError)
-    assert "not a number of groups" in refused.exception.message
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [(128.7, 2, "130"), (0.0581, 2, "0.058"), (1234.5, 3, "1,230"), (35.0, 3, "35"), (99.96, 3, "100")],
-)
-def test_seconds_have_no_exponent(value: float, digits: int, text: str) -> None:
-    assert significant(value, digits) == text
 
 
 def test_quantised_layers_take_a_fraction_of_the_memory_and_fit_a_small_gpu() -> None:
-    small_gpu = Cluster(device_speed("rtx4090"))
+    small_gpu = Cluster(device_speed("l4"))
+    large = replace(QWEN3_8B, stated_parameters=12e9)
     plain, eight, four = (
-        plan_capacity(replace(QWEN3_8B, quantization=kind), RolloutWorkload(), small_gpu)
+        plan_capacity(replace(large, quantization=kind), RolloutWorkload(), small_gpu)
         for kind in (None, "int8", "nf4")
     )
     assert not plain.memory.fits and eight.memory.fits and four.memory.fits
-    assert four.memory.weights < eight.memory.weights < plain.memory.weights / 3
-    assert four.step.step_s < plain.step.step_s, "more sequences fit at once"
+    assert four.memory.weights < eight.memory.weights < plain.memory.weights / 1.5
+    assert four.step_s < plain.step_s, "more sequences fit at once"

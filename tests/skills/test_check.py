@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from skills_check.execute import run_skill
+from skills_check.registry import newest_version, same_version
+from skills_check.report import CheckVerdict, SkillReport
+from skills_check.shell_block import HermesCommands
+from skills_check.skill_check import Packages, check_skill
 
 from hermes.skills import list_skills
-from hermes.skills.check.execute import run_skill
-from hermes.skills.check.registry import newest_version, same_version
-from hermes.skills.check.report import CheckVerdict, SkillReport
-from hermes.skills.check.shell_block import HermesCommands
-from hermes.skills.check.skill_check import Packages, check_skill
 from tests.skills.conftest import WriteSkill
 from tests.skills.registry import Registry, serve_registry, wheel
 
@@ -239,7 +239,7 @@ def test_html_registries_and_versions(registry: Registry, home: Path, write_skil
     registry.as_json = False
     write_skill("porcelain", extra=PINNED, body=block("python", "import kiln"))
     assert examine(home, registry.url).state is CheckVerdict.OK
-    from hermes.skills.check.registry import list_files
+    from skills_check.registry import list_files
 
     registry.files |= {"kiln-1.10-py3-none-any.whl": b"", "kiln-1.9.tar.gz": b"", "kiln-2.0rc1.tar.gz": b""}
     assert newest_version(list_files("kiln", registry.url)) == "1.10"
@@ -298,7 +298,7 @@ def test_a_block_runs_with_the_packages_it_names_and_one_that_cannot_be_installe
 
 
 def test_blocks_of_a_skill_do_not_get_the_keys_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hermes.skills.check.execute import _run
+    from skills_check.execute import _run
 
     monkeypatch.setenv("LAB_API_KEY", "sk-lab-0123456789abcdef")
     monkeypatch.setenv("PLAIN_SETTING", "kept")

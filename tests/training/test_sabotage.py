@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 
 from hermes.errors import HermesError
 from hermes.training.monitor.proof import ProofError
@@ -237,6 +238,22 @@ CAUSES = {
 }
 """Those whose cause can be told exactly."""
 CASES = [(temperature, age) for temperature in (1.0, 0.7) for age in (0, 2)]
+
+
+def in_turn(kinds: Iterable[str]) -> list[ParameterSet]:
+    """Every kind in every case; a push tries each kind in one case and the kinds share the cases."""
+    return [
+        pytest.param(
+            kind,
+            *case,
+            id=f"{kind}-{case[0]}-{case[1]}",
+            marks=() if number % len(CASES) == place else pytest.mark.slow,
+        )
+        for number, kind in enumerate(kinds)
+        for place, case in enumerate(CASES)
+    ]
+
+
 NAMES = ("stale adapter", "wrong mask", "wrong temperature", "wrong logprobs", "no-op optimizer")
 
 
@@ -260,8 +277,7 @@ def end_of(run: SmallRun, make_step: Callable[[], object]) -> HermesError:
     pytest.fail(f"not named within {WITHIN} steps")
 
 
-@pytest.mark.parametrize(("temperature", "age"), CASES)
-@pytest.mark.parametrize("kind", ENVIRONMENT)
+@pytest.mark.parametrize(("kind", "temperature", "age"), in_turn(ENVIRONMENT))
 def test_a_fault_of_an_environment_is_named_within_three_steps(
     tmp_path: Path, kind: str, temperature: float, age: int
 ) -> None:
@@ -312,7 +328,8 @@ def test_a_sampler_that_begins_to_round_is_a_warning_and_never_another_cause(
     seed = secrets.randbelow(1 << 30)
     print("seed", seed)
     chance = np.random.default_rng(seed)
-    run = SmallRun(tmp_path, SmallPolicy(), temperature, age, seed=seed)
+    # a low rate: a policy that has learned its task gets equal rewards, and nothing is trained or checked
+    run = SmallRun(tmp_path, SmallPolicy(), temperature, age, seed=seed, rate=0.05)
     warmed_up(run, int(chance.integers(3, 12)))
     size = chance.uniform(0.03, 0.1)
     metrics = [run.train([rounded(run, size, chance) for _ in range(2)]) for _ in range(12)]
@@ -322,7 +339,7 @@ def test_a_sampler_that_begins_to_round_is_a_warning_and_never_another_cause(
 
     def make_step() -> None:
         run.faults += 1
-        run.train([ENVIRONMENT["logprobs times 0.9"](run) for _ in range(2)])
+        run.train([ENVIRONMENT["logprobs to base 2"](run) for _ in range(2)])
 
     assert isinstance(end_of(run, make_step), ProofError), (
         "what rounding does not explain is an end as before"
@@ -457,8 +474,7 @@ ENGINE: dict[str, tuple[Callable[[SmallRun], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("temperature", "age"), CASES)
-@pytest.mark.parametrize("kind", ENGINE)
+@pytest.mark.parametrize(("kind", "temperature", "age"), in_turn(ENGINE))
 def test_a_fault_of_the_engine_is_named_within_three_steps_of_its_first(
     tmp_path: Path, kind: str, temperature: float, age: int
 ) -> None:
@@ -509,7 +525,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", HEALTHY)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_healthy_run_raises_no_alarm(tmp_path: Path, kind: str, seed: int) -> None:
     options = dict(HEALTHY[kind])
     policy = SmallPolicy(seed, options.pop("rounding", 1e-6), options.pop("confidence", 1.0))

@@ -1,4 +1,4 @@
-"""Runs on the dashboard: curves that keep their spikes, files that grow or are rewritten, forms."""
+"""Runs on the dashboard: curves, files that grow or are rewritten, forms."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hermes.config.paths import db_path
 from hermes.core import Message, Reward, Source, Step, StepKind
 from hermes.rl.run import RunState
 from hermes.store import Writer
+from hermes.training.monitor.incidents.alerts import parse_rule
 from hermes.web.runs.configs import differences
 from hermes.web.runs.curves import curve, moving_average, panels
-from hermes.web.runs.metrics import MetricsCache
+from hermes.web.runs.metrics import MAX_ROWS, MetricsCache
 from tests.records import COMPLETED, header, model_call
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run, metrics_row
@@ -50,8 +51,8 @@ def test_values_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
         {"step": 3, "a": float("inf")},
     )
     with MetricsCache().reading(path) as series:
-        assert curve(series.envelopes["a"]).steps == [2]
-        assert [panel.name for panel in panels(series.envelopes)] == ["a"]
+        assert curve(series, "a").steps == [2]
+        assert [panel.name for panel in panels(series.latest)] == ["a"]
 
 
 def test_metrics_are_read_as_they_grow_and_again_when_rewritten(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_metrics_are_read_as_they_grow_and_again_when_rewritten(tmp_path: Path) 
     def values() -> list[float]:
         with cache.reading(path) as series:
             rows = series.recent(100)
-            assert [row["x"] for row in rows] == curve(series.envelopes.get("x")).values
+            assert [row["x"] for row in rows] == curve(series, "x").values
             return [row["x"] for row in rows]
 
     assert values() == []
@@ -76,17 +77,34 @@ def test_metrics_are_read_as_they_grow_and_again_when_rewritten(tmp_path: Path) 
     assert values() == [7], "the run resumed from an earlier step"
 
 
-def test_a_long_run_is_kept_as_curves_and_its_rows_are_found_in_the_file(tmp_path: Path) -> None:
+def test_of_a_long_run_every_kth_row_is_kept_and_the_others_are_found_in_the_file(tmp_path: Path) -> None:
     rows = [{"step": step, "time_s": 10.0 * step, "x": float(step % 7)} for step in range(1, 6001)]
     rows[4321]["x"] = 99.0
     path = write_rows(tmp_path / "metrics.jsonl", *rows)
-    with MetricsCache().reading(path) as series:
+    with MetricsCache().reading(path, [parse_rule("x > 50")]) as series:
         assert (series.count, series.last_step) == (6000, 6000)
-        line = curve(series.envelopes["x"])
-        assert len(line.steps) <= 1200 and line.values[line.steps.index(4322)] == 99.0
-        assert series.find(17) == (rows[16], 160.0)
-        assert series.step_at(45_000) == 4 and series.step_at(0) == 0
-        assert series.rows_after(5998, 500) == rows[5998:] and series.rows_after(10, 500) is None
+        line = curve(series, "x")
+        assert 1000 < len(line.steps) <= MAX_ROWS + 1
+        assert line.steps == sorted(line.steps) and (line.steps[0], line.steps[-1]) == (1, 6000)
+        assert [alert.step for alert in series.alerts] == [4322], "rules see every row"
+        assert series.find(18) == (rows[17], 170.0)
+        assert series.find(6001) is None
+        assert series.step_at(10_000) == 1 and series.step_at(0) == 0
+        assert series.rows_after(5998) == rows[5998:] and series.rows_after(10) is None
+        assert series.recent(3) == rows[-3:]
+
+
+def test_a_file_that_was_rewritten_in_place_is_read_again(tmp_path: Path) -> None:
+    path, cache = tmp_path / "metrics.jsonl", MetricsCache()
+    write_rows(path, *({"step": step, "x": 1.0} for step in range(1, 50)))
+    with cache.reading(path) as series:
+        assert series.latest["x"] == 1.0
+    write_rows(path, *({"step": step, "x": 2.0} for step in range(1, 60)))
+    with cache.reading(path) as series:
+        assert set(curve(series, "x").values) == {2.0}
+    write_rows(path, {"step": 1, "x": 3.0})
+    with cache.reading(path) as series:
+        assert (series.count, series.latest["x"]) == (1, 3.0)
 
 
 def test_several_metrics_of_one_kind_share_a_panel() -> None:

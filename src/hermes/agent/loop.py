@@ -145,11 +145,11 @@ class AgentLoop:
         return self.outcome
 
     async def _record_prepared(self) -> AsyncIterator[Step]:
-        for message, ephemeral in self._prepared:
+        while self._prepared:  # a turn that is stopped here leaves the rest, and only the rest, for the next
+            message, ephemeral = self._prepared.pop(0)
             step = Step(self.recorder.reserve(), StepKind.INPUT, message, now_ms(), ephemeral=ephemeral)
             await self.recorder.append(step)
             yield step
-        self._prepared.clear()
 
     async def _call_model(self) -> Step:
         """One model call, recorded with its exact input."""
@@ -244,7 +244,11 @@ class AgentLoop:
             step = Step(index, StepKind.TOOL, message, started_ms, result=result)
         else:
             step = replace(recorded, index=index)
-        await self.recorder.append(step)
+        recording = asyncio.ensure_future(self.recorder.append(step))
+        try:
+            await asyncio.shield(recording)
+        except asyncio.CancelledError:
+            await recording  # the writer has the step already: it counts as done, not as cancelled
         return step
 
     async def _cancel_open_calls(self) -> AsyncIterator[Step]:

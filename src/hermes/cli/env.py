@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,16 +220,14 @@ def _mode(name: str, summary: str) -> click.Command:
             _serve_replicas(arguments, replicas, settings, ray_address, ray_insecure)
             return
         if package is not None:
-            with _sign(name, package):
-                _run_package(package, name, (*((environment,) if environment else ()), *settings))
+            _run_package(package, name, (*((environment,) if environment else ()), *settings))
             return
         if environment is None:
             raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
         named_folders, remaining = _split_options(settings, checks=False)
         path = _locate(environment, (*folders, *named_folders))
         atropos.install()
-        with _sign(name, path.stem):
-            run_file(path, name, remaining)
+        run_file(path, name, remaining)
 
     run.__doc__ = summary
     return env.command(name, context_settings=_PASS_ON)(run)
@@ -243,13 +240,6 @@ serve = _mode(
 )
 process = _mode("process", "Write scored groups to a JSONL file, with an HTML page to look at them.")
 evaluate = _mode("evaluate", "Measure a model on the environment's held-out tasks.")
-
-
-def _sign(mode: str, environment: str) -> AbstractContextManager[None]:
-    """Of the modes that end; one that serves may wait for its trainer without a word."""
-    from hermes.cli.terminal.opening import between_lines
-
-    return nullcontext() if mode == "serve" else between_lines(f"running {environment}")
 
 
 def _check_replica_options(mode: str, count: int | None, ray_address: str | None, insecure: bool) -> None:

@@ -43,10 +43,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "improve": ("hermes improve --method dpo",),
     "memory": ("hermes memory list", "hermes memory add 'Answers should be short.'"),
     "models": ("hermes models",),
-    "paper": (
-        "hermes paper new --run RUN --output paper",
-        "hermes paper check paper",
-    ),
     "policy": ("hermes policy list", "hermes policy rollback"),
     "quickstart": ("hermes quickstart",),
     "rate": ("hermes rate last good --comment 'clear'", "hermes rate queue", "hermes rate stats"),
@@ -60,7 +56,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "skills": (
         "hermes skills search axolotl",
         "hermes skills view axolotl",
-        "hermes skills check axolotl --quick",
+        "hermes skills check axolotl",
     ),
     "tools": ("hermes tools",),
     "train": (

@@ -66,7 +66,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.policy.improve:improve",
         "Learn from new ratings and promote the policy only if it is better.",
     ),
-    "paper": ("hermes.cli.paper:paper", "A LaTeX paper from a run's record, and the check of its numbers."),
     "policy": (
         "hermes.cli.policy.command:policy",
         "Policies: list, show, promote, rollback, compare, serve.",
@@ -150,11 +149,8 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from hermes.cli.terminal.opening import opening
-
         try:
-            with opening():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except KeyboardInterrupt:
             from hermes.cli.terminal.interrupted import report_interrupt
 

@@ -61,7 +61,6 @@ CLUSTERS = (
     Variable("NUM_TRAINING_NODES", "Under Slurm: how many nodes train and serve no model. Default: 1."),
     Variable("INFER_TP", "Under Slurm: GPUs per model server. Default: 1."),
     Variable("PLAYWRIGHT_BROWSERS_PATH", "Where `hermes doctor` looks for Chromium."),
-    Variable("PIP_INDEX_URL", "The package index in which `hermes skills check` looks packages up."),
 )
 SECTIONS = {
     "Home and terminal": HOME,

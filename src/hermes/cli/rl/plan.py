@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.options import json_option
+
+if TYPE_CHECKING:
+    from hermes.core import JSONObject
+    from hermes.rl.capacity import CapacityPlan, Cluster, RolloutWorkload
+    from hermes.rl.model_shape import ModelShape
+
+_GIB = 2**30
 
 
 @click.command()
@@ -100,18 +108,15 @@ def plan(
     from dataclasses import replace
 
     from hermes.errors import UsageError
-    from hermes.rl.capacity.costs import RolloutWorkload
-    from hermes.rl.capacity.hardware import HOST, XEON_2_CORES, device_speed
-    from hermes.rl.capacity.plan import Cluster, plan_capacity
-    from hermes.rl.capacity.shapes import shape_of
-    from hermes.rl.capacity.text import plan_json, plan_text
+    from hermes.rl import capacity
+    from hermes.rl.model_shape import shape_of
 
     if batch_size % group_size:
         raise UsageError(
             f"a batch of {batch_size} rollouts is not a number of groups of {group_size}",
             "make --batch-size a multiple of --group-size",
         )
-    load = RolloutWorkload(
+    load = capacity.RolloutWorkload(
         batch_size=batch_size,
         group_size=group_size,
         turns=turns,
@@ -120,17 +125,112 @@ def plan(
         tool_tokens=tool_tokens,
         rank=rank,
     )
-    cluster = Cluster(
-        device=device_speed(gpu.lower()) if gpus else XEON_2_CORES,
+    cluster = capacity.Cluster(
+        device=capacity.device_speed(gpu.lower()) if gpus else capacity.XEON_2_CORES,
         replicas=max(1, gpus),
         environments=env_replicas,
-        host=HOST if env_ms is None else replace(HOST, call_s=env_ms / 1000),
+        host=capacity.HOST if env_ms is None else replace(capacity.HOST, call_s=env_ms / 1000),
     )
     shape = replace(shape_of(model), quantization=quantize)
-    result = plan_capacity(shape, load, cluster)
+    result = capacity.plan_capacity(shape, load, cluster)
     if as_json:
-        click.echo(json.dumps(plan_json(shape, load, cluster, result), indent=2))
+        click.echo(json.dumps(_plan_json(shape, load, cluster, result), indent=2))
     else:
         from hermes.safety.output.columns import wrapped
 
-        click.echo(wrapped(plan_text(shape, load, cluster, result)))
+        lines = [*_plan_lines(shape, load, cluster, result), *_notes(shape, load, cluster, result)]
+        click.echo(wrapped("\n".join(lines)))
+
+
+def _plan_json(
+    shape: ModelShape, load: RolloutWorkload, cluster: Cluster, result: CapacityPlan
+) -> JSONObject:
+    memory = result.memory
+    parts = {
+        "weights": memory.weights,
+        "adapter": memory.adapter,
+        "activations": memory.activations,
+        "kv_cache": memory.kv_cache,
+        "runtime": memory.runtime,
+        "device": memory.total,
+    }
+    return {
+        "device": cluster.device.name,
+        "measured_device": cluster.device.measured,
+        "replicas": cluster.replicas,
+        "env_replicas": cluster.environments,
+        "parameters": shape.parameters,
+        "quantization": shape.quantization,
+        "shape_assumed_from": shape.assumed_from,
+        "batch_size": load.batch_size,
+        "memory_gib": {part: round(size / _GIB, 2) for part, size in parts.items()},
+        "fits": memory.fits,
+        "sequences_at_once": result.sequences_at_once,
+        "decode_tokens_per_s": round(result.decode_tokens_per_s, 1),
+        "seconds_per_step": round(result.step_s, 3),
+        "busy_seconds_per_step": {part: round(busy_s, 4) for part, busy_s in result.busy_s.items()},
+        "rollouts_per_s": round(load.batch_size / result.step_s, 2),
+        "sampled_tokens_per_s": round(load.batch_size * load.new_tokens / result.step_s, 1),
+        "trained_tokens_per_s": round(load.batch_size * load.sequence_tokens / result.step_s, 1),
+        "bottleneck": result.bottleneck,
+        "add_next": result.advice,
+    }
+
+
+def _plan_lines(
+    shape: ModelShape, load: RolloutWorkload, cluster: Cluster, result: CapacityPlan
+) -> list[str]:
+    memory, step_s, environments = result.memory, result.step_s, cluster.environments
+    bits = f" in {shape.quantization}" if shape.quantization else ""
+    if cluster.device.name == "cpu":
+        devices = "two CPU cores" if cluster.replicas == 1 else f"{cluster.replicas} times two CPU cores"
+    else:
+        devices = f"{cluster.replicas} {cluster.device.name.upper()}"
+    parts = sorted(result.busy_s.items(), key=lambda item: -item[1])
+    return [
+        f"{shape.parameters / 1e9:.3g} B parameters{bits} on {devices}, {environments} "
+        f"environment {'process' if environments == 1 else 'processes'}, {load.batch_size} rollouts a step",
+        f"memory      {memory.used / _GIB:.1f} of {memory.total / _GIB:.0f} GiB a device: weights "
+        f"{memory.weights / _GIB:.1f}, adapter {memory.adapter / _GIB:.1f}, activations "
+        f"{memory.activations / _GIB:.1f}, KV cache {memory.kv_cache / _GIB:.1f} "
+        f"({result.sequences_at_once} sequences)",
+        f"decode      {_significant(result.decode_tokens_per_s, 3)} tokens/s a device with "
+        f"{result.sequences_at_once} sequences at once",
+        f"step        {_significant(step_s, 3)} s: {_significant(load.batch_size / step_s, 3)} rollouts/s, "
+        f"{_significant(load.batch_size * load.new_tokens / step_s, 3)} sampled and "
+        f"{_significant(load.batch_size * load.sequence_tokens / step_s, 3)} trained tokens/s",
+        "busy        "
+        + ", ".join(f"{part} {_significant(busy_s, 2)} s" for part, busy_s in parts if busy_s >= 0.001),
+        f"bottleneck  {result.bottleneck}",
+        f"add next    {result.advice}",
+    ]
+
+
+def _notes(shape: ModelShape, load: RolloutWorkload, cluster: Cluster, result: CapacityPlan) -> list[str]:
+    from hermes.rl.capacity import ranks_that_fit
+
+    notes = []
+    if not result.memory.fits:
+        notes.append("It does not fit: the engine would refuse to start, or a training call would fail.")
+        if shape.quantization is None:
+            notes.append("With --quantize nf4 or int8 the weights need less memory.")
+            if divided := ranks_that_fit(shape, cluster.device, load):
+                ranks, needed = divided
+                notes.append(
+                    f"With --tensor-parallel-size {ranks} each of {ranks} devices needs {needed / _GIB:.0f} "
+                    "GiB at least; the seconds of such a group were not measured."
+                )
+    if shape.assumed_from is not None:
+        notes.append(
+            f"Layers and widths are those of {shape.assumed_from}; give a folder to use the model's own."
+        )
+    if shape.quantization is not None:
+        notes.append("Times of quantised models are from bytes read and written; no run was measured.")
+    if not cluster.device.measured:
+        notes.append("This GPU was not measured: the H200's figures are scaled by both data sheets.")
+    return notes
+
+
+def _significant(value: float, digits: int) -> str:
+    """The number with so many significant digits; below a million without an exponent: 130, not 1.3e+02."""
+    return f"{float(f'{value:.{digits}g}'):,g}"

@@ -85,7 +85,6 @@ def weights(
 def serve(run_id: str, port: int | None) -> None:
     """Serve a run's weights as the model `policy` over the OpenAI API."""
     from hermes.cli.terminal.interrupted import report_stop
-    from hermes.cli.terminal.opening import end_opening
     from hermes.config.environment import without_stored
     from hermes.config.load import load
     from hermes.rl.run import find_run
@@ -102,5 +101,4 @@ def serve(run_id: str, port: int | None) -> None:
         report_stop("rl serve")
         return
     command = serve_command(run, port)
-    end_opening()
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})

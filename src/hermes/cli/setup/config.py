@@ -130,11 +130,9 @@ def edit() -> None:
     """
     import os
 
-    from hermes.cli.terminal.opening import end_opening
     from hermes.config import paths
     from hermes.config.editor import edit_config
 
-    end_opening()
     home = paths.home()
     changed = edit_config(home, os.environ)
     click.echo(f"saved {paths.config_path(home)}" if changed else "nothing changed")

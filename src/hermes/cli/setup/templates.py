@@ -65,7 +65,6 @@ def edit(name: str) -> None:
     import os
 
     from hermes.cli.chat.template_file import load_template, template_path
-    from hermes.cli.terminal.opening import end_opening
     from hermes.config.editor import edit_file
     from hermes.config.paths import home
     from hermes.disk.files import atomic_write, make_private_dirs
@@ -74,7 +73,6 @@ def edit(name: str) -> None:
     make_private_dirs(path.parent)
     if not path.exists():
         atomic_write(path, _NEW)
-    end_opening()
     edit_file(path, os.environ)
     load_template(home(), name)
     click.echo(f"use it: hermes -t {name} 'your question'")

@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -21,8 +21,6 @@ _SHOW_AFTER_S = 1.0
 _LINE_AFTER_S = 2.0
 LINE_EVERY_S = 10.0
 _ERASE = "\r\x1b[K"
-_shown: set[int] = set()
-"""The signs that run, without the opening one."""
 
 
 def can_redraw(stream: TextIO) -> bool:
@@ -30,18 +28,11 @@ def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def sign_is_shown() -> bool:
-    """Whether a command says what it waits for."""
-    return bool(_shown)
-
-
 class Waiting:
     """Starts and stops the sign; one period at a time. `stop` returns after the line is erased."""
 
-    def __init__(self, stream: TextIO | None = None, *, is_quiet: Callable[[], bool] | None = None) -> None:
-        """`is_quiet`: when nothing is drawn, though the period goes on; only the opening sign has it."""
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._is_quiet = is_quiet
         self._text = ""
         self._line_after_s = _LINE_AFTER_S
         self._stopped = threading.Event()
@@ -54,8 +45,6 @@ class Waiting:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._show, name="hermes-waiting", daemon=True)
         self._thread.start()
-        if self._is_quiet is None:
-            _shown.add(id(self))
 
     def stop(self) -> None:
         """Ends the period, if there is one."""
@@ -64,11 +53,6 @@ class Waiting:
         self._stopped.set()
         self._thread.join()
         self._thread = None
-        _shown.discard(id(self))
-
-    def is_current_thread(self) -> bool:
-        """Whether it is the sign that writes."""
-        return threading.current_thread() is self._thread
 
     def _show(self) -> None:
         started_s = time.monotonic()
@@ -76,9 +60,6 @@ class Waiting:
         drawn = False
         pause_s = _SHOW_AFTER_S if live else self._line_after_s
         while not self._stopped.wait(pause_s):
-            if self._is_quiet is not None and self._is_quiet():
-                drawn = False  # the other sign has overwritten it
-                continue
             elapsed = f" … {time.monotonic() - started_s:.0f} s"
             if live:  # a line that wraps could not be erased
                 room = shutil.get_terminal_size().columns - len(elapsed) - 1

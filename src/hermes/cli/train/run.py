@@ -237,13 +237,11 @@ def open_sinks(
 ) -> Iterator[Sinks]:
     from hermes.agent.build import open_writer
     from hermes.training.monitor.incidents.alerts import AlertSink, parse_rule
-    from hermes.training.monitor.series.following import CurvesSink
-    from hermes.training.monitor.sinks import METRICS, JsonLines, Label, Sinks, StoreSink, default_sinks
+    from hermes.training.monitor.sinks import JsonLines, Label, Sinks, StoreSink, default_sinks
 
     with open_writer(config) as writer:
         rules = [parse_rule(rule) for rule in config.settings.rl.alerts]
-        curves = CurvesSink(run.folder / METRICS, rules)
-        sinks = Sinks([JsonLines(run.folder), curves, StoreSink(writer, run.id), AlertSink(rules)])
+        sinks = Sinks([JsonLines(run.folder), StoreSink(writer, run.id), AlertSink(rules)])
         requested = options.extra_sinks
         names = dict.fromkeys((*requested, *default_sinks(config.environ)))
         if options.no_wandb:

@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from hermes.rl.run import RlRun
 from hermes.store.browse.columns import sql_condition
-from hermes.training.monitor.series.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
 from hermes.web.render.transcript import forbidden_by_step
 from hermes.web.requests import WebRequest
@@ -22,12 +21,11 @@ from hermes.web.runs.configs import differences, read_config
 from hermes.web.runs.curves import curve, panels
 from hermes.web.runs.detail import find_folder, read_detail, read_marks
 from hermes.web.runs.listing import RunRow, list_runs, read_run
+from hermes.web.runs.metrics import HIDDEN, RunSeries
 
 _MAX_OVERLAID = 10
 _FIRST_PANELS = 8
 _LIVE_S = 1.0
-_LIVE_ROWS = 500
-"""That are sent at once; when there are more, the page reads the curves again."""
 _ROLLOUTS = 64
 _COMPARED = ("reward/mean", "eval/mean_reward", "eval/success_rate", "train/loss", "eval/loss")
 """Metrics whose curves are beside the differences."""
@@ -76,9 +74,9 @@ def show_run(request: WebRequest) -> Response:
         detail = read_detail(home, folder, series)
         shown_panels = [
             (panel, _sparkline(series, panel.name) if number < _FIRST_PANELS else "")
-            for number, panel in enumerate(panels(series.envelopes))
+            for number, panel in enumerate(panels(series.latest))
         ]
-        newest = {name: envelope.last.value for name, envelope in series.envelopes.items() if envelope.last}
+        newest = dict(series.latest)
     values: dict[str, Any] = {
         "detail": detail,
         "run": detail.row,
@@ -105,8 +103,8 @@ def curves(request: WebRequest) -> Response:
     for run_id in ids:
         folder = find_folder(home, run_id)
         with request.context.series(folder) as series:
-            chosen = names or list(series.envelopes)
-            lines = {name: curve(series.envelopes.get(name), smoothing)._asdict() for name in chosen}
+            chosen = names or [name for name in series.latest if name not in HIDDEN]
+            lines = {name: curve(series, name, smoothing)._asdict() for name in chosen}
             marks = [mark._asdict() for mark in read_marks(home, folder, series)]
             last_step = series.last_step
         runs.append({"id": folder.name, "last": last_step, "curves": lines, "markers": marks})
@@ -130,7 +128,7 @@ def run_events(request: WebRequest) -> Response:
             last_version = version
             with request.context.series(folder) as series:
                 newest = series.last_step
-                appended = series.rows_after(last_step, _LIVE_ROWS)
+                appended = series.rows_after(last_step)
             rewound = newest < last_step or appended is None
             rows = [] if rewound or appended is None else appended
             last_step = newest
@@ -189,7 +187,7 @@ def diff(request: WebRequest) -> Response:
     names: set[str] = set()
     for folder in folders:
         with request.context.series(folder) as series:
-            names.update(series.envelopes)
+            names.update(series.latest)
     compared = [panel for panel in panels(names) if panel.name in _COMPARED]
     values = {"names": list(configs), "differing": differing, "equal": equal, "panels": compared}
     return request.page("runs_diff.html", values)
@@ -236,7 +234,7 @@ def _overlaid(request: WebRequest, run_id: str) -> list[str]:
 
 def _sparkline(series: RunSeries, name: str) -> str:
     """The points of an SVG polyline in a box of 300 by 100, for browsers without JavaScript."""
-    points = curve(series.envelopes.get(name))
+    points = curve(series, name)
     if len(points.steps) < 2:
         return ""
     low, high = min(points.smooth), max(points.smooth)

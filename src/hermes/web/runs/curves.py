@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hermes.training.monitor.series.envelope import SMOOTHING, Curve, CurveEnvelope
-from hermes.training.monitor.series.series import HIDDEN
+from hermes.web.runs.metrics import HIDDEN, RunSeries
+
+SMOOTHING = 0.9
+
+
+class Curve(NamedTuple):
+    steps: list[int]
+    values: list[float]
+    smooth: list[float]
+    """Exponential moving average of the values up to each."""
 
 
 class Panel(NamedTuple):
@@ -97,14 +105,10 @@ def _labels(metrics: Sequence[str]) -> tuple[str, ...]:
     return tuple("/".join(words).removesuffix("_s").replace("_", " ") for words in parts)
 
 
-def curve(envelope: CurveEnvelope | None, smoothing: float = SMOOTHING) -> Curve:
-    """The points of a metric that are left; an average of another smoothing is made from these."""
-    if envelope is None:
-        return Curve([], [], [])
-    steps, values, smooth = envelope.curve()
-    if smoothing != SMOOTHING:
-        smooth = moving_average(values, smoothing)
-    return Curve(steps, [*map(_short, values)], [*map(_short, smooth)])
+def curve(series: RunSeries, name: str, smoothing: float = SMOOTHING) -> Curve:
+    """The points of a metric that are kept, and their moving average."""
+    steps, values = series.points(name)
+    return Curve(steps, [*map(_short, values)], [*map(_short, moving_average(values, smoothing))])
 
 
 def moving_average(values: Sequence[float], smoothing: float) -> list[float]:

@@ -13,10 +13,10 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
 from hermes.training.monitor.incidents.alerts import Alert
 from hermes.training.monitor.incidents.starts import read_starts
-from hermes.training.monitor.series.series import RunSeries
 from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
 from hermes.web.runs.marks import RunMark, find_marks
+from hermes.web.runs.metrics import RunSeries
 
 _LOG_LINES = 12
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hermes.core import JSONObject
 from hermes.rl.run import CRASH_EVENT
 from hermes.training.monitor.incidents.starts import TrainerStart
-from hermes.training.monitor.series.series import RunSeries
+from hermes.web.runs.metrics import RunSeries
 
 
 class RunMark(NamedTuple):

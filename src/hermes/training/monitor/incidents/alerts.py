@@ -99,30 +99,6 @@ class AlertWatch:
             (alert for alerts in self._alerts.values() for alert in alerts), key=lambda alert: alert.step
         )
 
-    def state(self) -> list[JSONObject]:
-        """All of it, for `restored`."""
-        return [
-            {
-                "rule": [rule.metric, rule.comparison, rule.limit, rule.steps],
-                "lasting": self._lasting[rule],
-                "alerts": [
-                    [alert.step, alert.last_step, alert.value, alert.ongoing] for alert in self._alerts[rule]
-                ],
-            }
-            for rule in self.rules
-        ]
-
-    @classmethod
-    def restored(cls, rules: Sequence[AlertRule], state: Any) -> AlertWatch | None:
-        """None: the state is one of other rules. ValueError, KeyError or TypeError: it is no state."""
-        watch = cls(rules)
-        if tuple(AlertRule(*entry["rule"]) for entry in state) != watch.rules:
-            return None
-        for rule, entry in zip(watch.rules, state, strict=True):
-            watch._lasting[rule] = int(entry["lasting"])
-            watch._alerts[rule] = [Alert(rule, *alert) for alert in entry["alerts"]]
-        return watch
-
     def add(self, step: int, values: Mapping[str, Any]) -> list[Alert]:
         """The alerts that begin at this step."""
         begun = []

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from hermes.skills.check.shell_block import HermesCommands
+    from skills_check.shell_block import HermesCommands
 
 
 def hermes_commands() -> HermesCommands:
     """The commands of this installation, for the check of skills."""
     from hermes.cli.main import cli
-    from hermes.skills.check.shell_block import HermesCommands
+    from skills_check.shell_block import HermesCommands
 
     return HermesCommands(
         command_problem,

@@ -25,10 +25,10 @@ from hermes.config.environment import without_stored
 from hermes.disk.files import ensure_dir
 from hermes.sandbox.local import without_secrets
 from hermes.skills.catalogue import skill_files
-from hermes.skills.check.blocks import CodeBlock
-from hermes.skills.check.registry import same_version
-from hermes.skills.check.report import Problem, SkillReport
-from hermes.skills.check.skill_check import pages
+from skills_check.blocks import CodeBlock
+from skills_check.registry import same_version
+from skills_check.report import Problem, SkillReport
+from skills_check.skill_check import pages
 from hermes.skills.skill import PinnedPackage
 
 RUN_TIMEOUT_S = 300

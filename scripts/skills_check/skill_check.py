@@ -15,7 +15,7 @@ from pathlib import Path
 
 import hermes
 from hermes.skills.catalogue import MAX_FILE_BYTES, read_skill_file, skill_files
-from hermes.skills.check.blocks import (
+from skills_check.blocks import (
     CHECKED_LANGUAGES,
     CodeBlock,
     CodeSpan,
@@ -23,14 +23,14 @@ from hermes.skills.check.blocks import (
     SkillPage,
     read_page,
 )
-from hermes.skills.check.config_block import ConfigBlockError, check_keys, key_names, parse_config
-from hermes.skills.check.names import AbsentTarget, NameIndex
-from hermes.skills.check.options import option_index
-from hermes.skills.check.package_source import PackageSource, find_source
-from hermes.skills.check.python_block import PythonScope, check_python
-from hermes.skills.check.registry import RegistryError
-from hermes.skills.check.report import Problem, SkillReport
-from hermes.skills.check.shell_block import HermesCommands, ShellRules, check_shell
+from skills_check.config_block import ConfigBlockError, check_keys, key_names, parse_config
+from skills_check.names import AbsentTarget, NameIndex
+from skills_check.options import option_index
+from skills_check.package_source import PackageSource, find_source
+from skills_check.python_block import PythonScope, check_python
+from skills_check.registry import RegistryError
+from skills_check.report import Problem, SkillReport
+from skills_check.shell_block import HermesCommands, ShellRules, check_shell
 from hermes.skills.skill import SKILL_FILE, PinnedPackage, Skill, SkillOrigin
 
 MAX_SKILL_LINES = 500

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from hermes.config.yaml_file import limited_yaml
-from hermes.skills.check.names import AbsentTarget, ClassTarget, FunctionTarget, NameIndex, OpenTarget, Target
-from hermes.skills.check.signatures import ClassField, allows_extra, class_fields, has_fields, signature
+from skills_check.names import AbsentTarget, ClassTarget, FunctionTarget, NameIndex, OpenTarget, Target
+from skills_check.signatures import ClassField, allows_extra, class_fields, has_fields, signature
 
 _MAX_DEPTH = 8
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 
-from hermes.skills.check.modules import FunctionNode, ImportedName, ModuleNames, read_module
-from hermes.skills.check.package_source import PackageSource
+from skills_check.modules import FunctionNode, ImportedName, ModuleNames, read_module
+from skills_check.package_source import PackageSource
 
 _MAX_DEPTH = 24
 

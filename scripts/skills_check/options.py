@@ -11,7 +11,7 @@ import ast
 import re
 from functools import cache, cached_property
 
-from hermes.skills.check.package_source import PackageSource
+from skills_check.package_source import PackageSource
 
 _OPTION = re.compile(rb"(?<![\w-])--[A-Za-z][\w.-]*")
 _CODE_SUFFIXES = (".py", ".cpp", ".cc", ".c", ".h", ".hpp")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from hermes.safety.shell import split
-from hermes.skills.check.names import AbsentTarget, NameIndex
-from hermes.skills.check.options import OptionIndex, option_index
+from skills_check.names import AbsentTarget, NameIndex
+from skills_check.options import OptionIndex, option_index
 
 
 @dataclass(frozen=True, slots=True)

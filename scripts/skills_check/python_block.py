@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from hermes.skills.check.names import (
+from skills_check.names import (
     AbsentTarget,
     ClassTarget,
     FunctionTarget,
@@ -21,7 +21,7 @@ from hermes.skills.check.names import (
     OpenTarget,
     Target,
 )
-from hermes.skills.check.signatures import signature
+from skills_check.signatures import signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from hermes.skills.check.modules import FunctionNode
-from hermes.skills.check.names import ClassTarget, FunctionTarget, NameIndex, Target, class_members
+from skills_check.modules import FunctionNode
+from skills_check.names import ClassTarget, FunctionTarget, NameIndex, Target, class_members
 
 _FIELD_BASES = {"BaseModel", "BaseSettings", "RootModel", "TypedDict", "NamedTuple", "Struct", "SQLModel"}
 _FIELD_DECORATORS = {"dataclass", "define", "frozen", "attrs", "s", "config", "chz"}
