@@ -17,8 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason, ToolCall
-from hermes.data.curate.duplicates import NearDuplicates
-from hermes.data.curate.quality import Length
+from hermes.data.curate.base import Length, NearDuplicates
 from hermes.data.export import manifest
 from hermes.data.export.run import ExportPlan, export, preview
 from hermes.data.export.select import TrajectorySelection

@@ -17,6 +17,7 @@ from hermes.batch.workers.process import ProcessWorkers
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject, RaterSource
+from hermes.core.rating import RatingDraft
 from hermes.core.stats import Interval, interval
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
@@ -24,7 +25,6 @@ from hermes.errors import HermesError
 from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
-from hermes.ratings.draft import RatingDraft
 from hermes.store import Filter, Reader, Writer
 from hermes.training.session import ProgressCallback
 
