@@ -15,8 +15,7 @@ import click
 
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import check_signal, doctor, preflight, test
-from hermes.cli.rl.inspect import alerts, diff, print_differences
+from hermes.cli.rl.checks import alerts, check_signal, diff, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
