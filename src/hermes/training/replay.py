@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.sft_examples import SftExample
@@ -29,24 +30,14 @@ class ReplayRows:
     """Of their mean cross-entropy, beside the loss of the objective."""
 
 
-class ReplayObjective:
+class ReplayObjective(OfflineObjective[Any]):
     """Another objective, with replayed rows in each of its steps."""
 
-    def __init__(self, objective: OfflineObjective, rows: ReplayRows) -> None:
+    def __init__(self, objective: OfflineObjective[Any], rows: ReplayRows) -> None:
+        super().__init__(objective.train, objective.held_out)
+        self.kind = objective.kind
         self._objective = objective
         self._rows = rows
-
-    @property
-    def kind(self) -> str:
-        return self._objective.kind
-
-    @property
-    def row_count(self) -> int:
-        return self._objective.row_count
-
-    @property
-    def has_held_out(self) -> bool:
-        return self._objective.has_held_out
 
     @property
     def probe(self) -> Sequence[int]:

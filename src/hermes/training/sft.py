@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum
 from hermes.training.data.sft_examples import SftExample, SftExamples
-from hermes.training.offline import EVAL_LOSS, LOSS, OfflineSettings, rows_of_step, steps_of, train_offline
+from hermes.training.offline import (
+    EVAL_LOSS,
+    LOSS,
+    OfflineObjective,
+    OfflineSettings,
+    rows_of_step,
+    steps_of,
+    train_offline,
+)
 from hermes.training.service.client import AdapterClient
 from hermes.training.session import ProgressCallback, TrainingRunSpec, TrainResult
 
@@ -40,50 +48,32 @@ def train(
     stop: threading.Event | None = None,
 ) -> TrainResult:
     """Trains to the end, from the last checkpoint. `stop`, once set: finish the step, save, and end."""
-    return train_offline(run, SftObjective(examples), settings, sinks, progress, stop)
+    return train_offline(
+        run, SftObjective(examples.train, examples.held_out), settings, sinks, progress, stop
+    )
 
 
-class SftObjective:
+class SftObjective(OfflineObjective[SftExample]):
     """Cross-entropy on the turns of the model."""
 
     kind = KIND
 
-    def __init__(self, examples: SftExamples) -> None:
-        self._examples = examples
-
-    @property
-    def row_count(self) -> int:
-        return len(self._examples.train)
-
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self._examples.held_out)
-
     @property
     def probe(self) -> Sequence[int]:
-        return self._examples.train[0].tokens
+        return self.train[0].tokens
 
     @property
     def identity(self) -> Mapping[str, object]:
-        return {"data": digest_of_examples(self._examples.train)}
-
-    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+        return {"data": digest_of_examples(self.train)}
 
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
-        batch = examples_of_step(self._examples.train, step, batch_size, seed)
+        batch = examples_of_step(self.train, step, batch_size, seed)
         output = client.forward_backward(sft_datums(batch), _LOSS)
         tokens = sum(example.trained_tokens for example in batch)
         return {LOSS: output.loss, "data/trained_tokens": float(tokens)}
 
     def evaluate(self, client: AdapterClient) -> dict[str, float]:
-        return {EVAL_LOSS: client.evaluate(sft_datums(self._examples.held_out)).loss}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        return ""
+        return {EVAL_LOSS: client.evaluate(sft_datums(self.held_out)).loss}
 
 
 def digest_of_examples(examples: Sequence[SftExample]) -> str:

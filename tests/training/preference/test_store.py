@@ -15,8 +15,8 @@ from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import UsageError
 from hermes.models.render.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
-from hermes.training.data.sft_examples import from_ratings
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
+from hermes.training.preference.rated_sft import from_ratings
 from hermes.training.preference.reference import BASE
 from hermes.training.preference.sources import answers_reference, from_store
 from tests.records import model_call, record

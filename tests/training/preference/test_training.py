@@ -12,7 +12,7 @@ import pytest
 
 from hermes.errors import UsageError
 from hermes.training.checkpoints import StateFile
-from hermes.training.data.sft_examples import SftExample, SftExamples
+from hermes.training.data.sft_examples import SftExample
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.offline import OfflineObjective, OfflineSettings, train_offline
 from hermes.training.preference.dpo import DpoObjective
@@ -107,7 +107,7 @@ def test_replayed_rows_keep_a_skill_that_the_verdicts_alone_unlearn(make_run: Ma
     ]
     settings = OfflineSettings(Schedule(0.01), epochs=99, batch_size=8, max_steps=20)
     warm = make_run(f"{kind}-skill")
-    taught = train_offline(warm, SftObjective(SftExamples(skill)), settings, Sinks([]), lambda line: None)
+    taught = train_offline(warm, SftObjective(skill), settings, Sinks([]), lambda line: None)
     losses = {}
     for name, weight in (("alone", 0.0), ("replay", 1.0)):
         run = make_run(f"{kind}-{name}")

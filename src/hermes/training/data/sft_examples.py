@@ -22,13 +22,11 @@ from hermes.data.export.split import Side, group_tasks, side_of, store_groups
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import read_row, rows_of
-from hermes.data.preference.rows import read_rows
 from hermes.errors import HermesError, UsageError
 from hermes.models.base import ChatRequest
 from hermes.models.render.escape import Rendered
 from hermes.models.render.prompting import assistant_text
 from hermes.models.render.template import encode, render_content
-from hermes.training.preference.examples import render_completion
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
@@ -178,24 +176,3 @@ def _has_object_arguments(row: JSONObject | None) -> bool:
         call for message in messages if isinstance(message, dict) for call in message.get("tool_calls") or ()
     ]
     return any(isinstance(call.get("function", {}).get("arguments"), dict) for call in calls)
-
-
-def from_ratings(
-    reader: Reader,
-    selection: TrajectorySelection,
-    min_rating: float,
-    renderer: ChatRenderer,
-    left_out: Counter[str],
-) -> Iterator[SftExample]:
-    """`selection` without a bound on ratings, which would be one on a trajectory's latest only."""
-    whole = replace(selection, filters=replace(selection.filters, min_rating=None))
-    rows = read_rows(reader, whole, origins=(), groups=store_groups(reader))
-    left_out.update(rows.left_out)
-    for span in rows.spans:
-        if span.score < min_rating:
-            left_out[f"rated below {min_rating:g}"] += 1
-        elif any(message.images for message in (*span.prompt, *span.completion)):
-            left_out["it has images"] += 1
-        else:
-            completion = render_completion(span.prompt, span.completion, span.tools, renderer)
-            yield from (replace(context, task=span.task) for context in completion.contexts)

@@ -7,6 +7,7 @@ weights that exist as sampler weights alone are scored by the sampler.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum
-from hermes.training.preference.examples import PairExample, RenderedCompletion
+from hermes.training.offline import OfflineObjective, Row
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit
 from hermes.training.preference.losses import CompletionLogprob
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
@@ -52,6 +54,41 @@ class ReferenceModel:
 
     def close(self) -> None:
         self._resources.close()
+
+
+class ReferencedObjective(OfflineObjective[Row]):
+    """An objective that compares completions with a reference, whose log-probabilities are computed once."""
+
+    keeps_reference = False
+    """Whether the reference is needed during the steps too; else it is freed once the rows are scored."""
+
+    def __init__(self, rows: RowSplit[Row], reference: str | None) -> None:
+        """`reference`: BASE, or weights that the service has; None: the loss has none."""
+        super().__init__(rows.train, rows.held_out)
+        self.reference = reference
+        self.model: ReferenceModel | None = None
+        self.train_reference: list[float] = []
+        self.held_out_reference: list[float] = []
+
+    @abstractmethod
+    def completions(self, rows: Sequence[Row]) -> list[RenderedCompletion]:
+        """What is scored, in the order of the rows."""
+
+    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
+        self.close()
+        trained, held_out = self.completions(self.train), self.completions(self.held_out)
+        logprobs = [0.0] * (len(trained) + len(held_out))
+        if self.reference is not None:
+            self.model = ReferenceModel(run, client, self.reference)
+            logprobs = self.model.logprobs([*trained, *held_out])
+        self.train_reference, self.held_out_reference = logprobs[: len(trained)], logprobs[len(trained) :]
+        if not self.keeps_reference:
+            self.close()
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.close()
+            self.model = None
 
 
 def policy_logprobs(client: AdapterClient, completions: Sequence[RenderedCompletion]) -> list[float]:
