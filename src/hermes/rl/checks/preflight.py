@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,7 +26,7 @@ from hermes.rl.checks.replica_memory import missing_memory
 from hermes.rl.machine import has_gpu
 from hermes.rl.service import LOCAL_KEY, service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
+from hermes.rl.supervise.engine_process import engine_options, engine_process
 from hermes.training.data.advantages import has_signal
 from hermes.training.schedule import default_rl_rate, parameters_of
 from hermes.training.service.client import connection
@@ -34,6 +34,7 @@ from hermes.training.service.client import connection
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
+    from hermes.rl.config.fields import TrainerFields
     from hermes.rl.config.resolve import Resolved
 
 GROUPS, SECONDS = 4, 60.0
@@ -83,8 +84,7 @@ def preflight(
     fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
         raise HermesError(missing.problem, missing.fix)
-    options = replace(EngineProcessOptions.from_fields(fields), replicas=1)
-    with _policy(config, resolved.model, engine_log, options) as policy:
+    with _policy(config, resolved.model, engine_log, fields) as policy:
         with _creation_time(output) as began_s:
             problem = run_process_mode(resolved, policy.server, overrides, output, log, seconds, _START_S)
         sampled_groups = read_groups(output)
@@ -139,12 +139,12 @@ class _Policy(NamedTuple):
 
 
 @contextmanager
-def _policy(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
+def _policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
         source = model if is_local(model) else _download_model(model)
-        with _engine(config, source, log, options) as policy:
+        with _engine(config, source, log, fields) as policy:
             yield policy
         return
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
@@ -164,14 +164,19 @@ def _policy(config: Config, model: str, log: Path, options: EngineProcessOptions
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
+def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
     """A temporary engine with the options of the run's own, but one process."""
-    port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
-    with (
-        TemporaryDirectory() as state,
-        engine_process(model, device, port, log, Path(state), _NO_TOKEN, options) as url,
-    ):
-        yield _Policy(_server(url, model), url, is_own_engine=True)
+    with TemporaryDirectory() as state:
+        options = engine_options(
+            fields,
+            model=model,
+            device=config.settings.rl.device,
+            port=ports.choose(ports.ENGINE_PORT),
+            state_dir=Path(state),
+            replicas="1",
+        )
+        with engine_process(options, log, _NO_TOKEN) as url:
+            yield _Policy(_server(url, model), url, is_own_engine=True)
 
 
 def _server(url: str, model: str) -> TestedServer:
