@@ -22,6 +22,7 @@ from hermes.rl.tools import TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text
+from tests.recipes.scripts import RECIPES
 from tests.rl.conftest import MakeHome
 from tests.rl.reference_calls import RETURNS
 from tests.rl.world import answer, change_settings, hermes
@@ -159,7 +160,7 @@ def test_the_toolset_is_there_whenever_training_is_possible(home_with: MakeHome)
 def test_rl_cli_is_hermes_rl_under_its_older_name_and_spelling(home_with: MakeHome, flag: str) -> None:
     environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home_with())}
     done = subprocess.run(
-        [sys.executable, "-m", "hermes.rl_cli", flag], env=environ, capture_output=True, text=True
+        [sys.executable, str(RECIPES / "rl_cli.py"), flag], env=environ, capture_output=True, text=True
     )
     assert done.returncode == 0 and "letters" in done.stdout
 

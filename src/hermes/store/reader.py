@@ -19,7 +19,7 @@ from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_outcome, decode_step, decoding
 from hermes.store.query import ALL, JOINED, LATEST_RATING, LATEST_REWARD, Filter, fts_query
 from hermes.store.rating import events, queues
-from hermes.store.rating.attempts import TaskAttempt, select_attempts
+from hermes.store.rating.events import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics

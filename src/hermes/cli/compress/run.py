@@ -27,12 +27,11 @@ from hermes.data.compress.counting.tokenizer import find_tokenizer
 from hermes.data.compress.counting.tokens import TokenizerSpec
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.run.analysis import Analysis
-from hermes.data.compress.run.derive import record_derived
 from hermes.data.compress.run.inputs import Query, file_items, find_files, store_items
 from hermes.data.compress.run.job import CompressItem, CompressResult
 from hermes.data.compress.run.journal import CompressJournal
 from hermes.data.compress.run.metrics import Totals
-from hermes.data.compress.run.pipeline import CompressorParts, Outputs, finish, in_order
+from hermes.data.compress.run.pipeline import CompressorParts, Outputs, finish, in_order, record_derived
 from hermes.data.compress.run.pipeline import run as run_rows
 from hermes.data.compress.run.summarise import Summariser, SummaryCache
 from hermes.data.compress.run.workers import CompressWorkers, open_workers, processes_for

@@ -206,10 +206,14 @@ def _selection(options: ExportOptions, filters: FilterOptions, config: Config) -
 
 def _rules(options: ExportOptions) -> list[Rule]:
     """Cheap rules first, near-duplicates last: a row that another rule removes hides none that stays."""
-    from hermes.data.curate.contamination import Contamination, read_eval_set
-    from hermes.data.curate.duplicates import NearDuplicates
-    from hermes.data.curate.language import Language
-    from hermes.data.curate.quality import Length, ToolSuccess
+    from hermes.data.curate.base import (
+        Contamination,
+        Language,
+        Length,
+        NearDuplicates,
+        ToolSuccess,
+        read_eval_set,
+    )
 
     rules: list[Rule] = []
     bounds = (options.min_turns, options.max_turns, options.max_chars)

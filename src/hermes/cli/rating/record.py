@@ -11,9 +11,9 @@ from hermes.cli.tables import columns
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import Rating, RatingKind
+from hermes.core.rating import to_json
 from hermes.errors import UsageError
 from hermes.ratings import RatingDesk, RatingDraft
-from hermes.ratings.draft import to_json
 from hermes.safety.redact import Redactor
 from hermes.safety.text import printable
 from hermes.store import Reader

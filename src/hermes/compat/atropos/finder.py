@@ -18,7 +18,7 @@ _STAND_INS = {"wandb": "hermes.compat.atropos.wandb_stand_in"}
 
 
 class ShimFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of atroposlib, and the reference's modules of `environments`.
+    """Finds the modules of atroposlib, and hermes-agent's modules of `environments`.
 
     A folder `environments` of the user stays the package: only the modules of the table are replaced.
     """
@@ -91,7 +91,7 @@ _finders: list[importlib.abc.MetaPathFinder] = []
 
 
 def install() -> None:
-    """Makes atroposlib, and the reference's modules of `environments`, resolve to Hermes. Idempotent."""
+    """Makes atroposlib, and hermes-agent's modules of `environments`, resolve to Hermes. Idempotent."""
     if _finders:
         return
     _drop_cached_modules()
