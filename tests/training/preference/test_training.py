@@ -20,12 +20,11 @@ from hermes.training.preference.examples import RenderedCompletion
 from hermes.training.preference.kto import balanced_weights
 from hermes.training.preference.losses import DpoConfig
 from hermes.training.preference.reference import BASE, CROSS_ENTROPY, gradient_datums, policy_logprobs
-from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec
-from hermes.training.sft import SftObjective, sft_datums
+from hermes.training.sft import ReplayObjective, ReplayRows, SftObjective, sft_datums
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
 from tests.training.preference.rows import pair_rows, unpaired_rows

@@ -106,7 +106,7 @@ def stats(queue: str | None, named_queue: str | None, as_json: bool) -> None:
 
     Alpha, kappa, position bias, repeats, seconds an item, and training rows.
     """
-    from hermes.cli.rating.stats import print_stats
+    from hermes.cli.rating.record import print_stats
 
     print_stats(queue or named_queue, as_json)
 

@@ -48,9 +48,9 @@ from hermes.training.preference.sources import (
     from_files,
     from_store,
 )
-from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import default_preference_rate, default_sft_rate
 from hermes.training.session import TrainingRunSpec, TrainResult
+from hermes.training.sft import ReplayObjective, ReplayRows
 from hermes.training.start_weights import find_start
 
 if TYPE_CHECKING:
