@@ -57,7 +57,7 @@ class SweepRow:
     status: str
     steps: int
     score: float | None
-    """Of its last evaluation, else the mean reward of its last quarter; None: it has neither."""
+    """The score of its last evaluation, else the mean reward of its last quarter; None: it has neither."""
     evaluated: bool
     gain: float | None
     """The mean reward of its last quarter minus that of its first."""

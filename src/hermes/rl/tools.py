@@ -1,4 +1,4 @@
-"""The ten tools with which an agent trains a model, with the names, arguments and results of the reference.
+"""The ten tools with which an agent trains a model, with the names, arguments and results of hermes-agent.
 
 Every result is JSON text; a failure has `error` and, if there is one, `fix`. A result is read from disk when
 the tool is called. The agent cannot load an environment that it wrote itself,

@@ -236,7 +236,7 @@ class RlLoop:
         self._update = Update(session.client, settings)
         self._batch_guard = BatchGuard(has_updates=session.state.step > 0)
         self._rewards: list[float] = []
-        """Of the steps since the last checkpoint."""
+        """The rewards of the steps since the last checkpoint."""
         services.eval_watcher.record_published(session.state.step)
         if services.guard is not None:
             services.guard.replay(read_rows(session.run.folder, session.state.step))

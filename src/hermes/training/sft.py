@@ -99,7 +99,7 @@ class ReplayRows:
     examples: Sequence[SftExample]
     """Sequences of the earlier skill, with the turns that are trained on."""
     weight: float = 1.0
-    """Of their mean cross-entropy, beside the loss of the objective."""
+    """The weight of their mean cross-entropy, beside the loss of the objective."""
 
 
 class ReplayObjective(OfflineObjective[Any]):

@@ -235,15 +235,6 @@ def broken_rules(run_id: str, rules: tuple[str, ...]) -> tuple[int, list[Alert] 
     return len(rows), find_alerts(rows, parsed) if parsed else None
 
 
-@click.command(hidden=True)
-@click.argument("run_ids", nargs=-1, required=True, metavar="RUN RUN…")
-@json_option
-@stored_variables
-def diff(run_ids: tuple[str, ...], as_json: bool) -> None:
-    """The same as `hermes rl results` with several runs."""
-    print_differences(run_ids, as_json)
-
-
 def print_differences(run_ids: tuple[str, ...], as_json: bool) -> None:
     """Prints which fields of the configurations of runs differ."""
     from hermes.cli.tables import table_lines

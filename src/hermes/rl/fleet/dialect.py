@@ -154,7 +154,7 @@ class LogprobScale:
 
 
 def probe_sampling(temperature: float) -> JSONObject:
-    """Of a request that can only give the likeliest token."""
+    """The sampling of a request that can only give the likeliest token."""
     return {"temperature": temperature, "top_p": _ONLY_LIKELIEST}
 
 

@@ -265,7 +265,7 @@ class PolicyVersion:
     key: str
     """The engine's name for the weights: path and time."""
     folder: Path | None
-    """Of the adapter; None: the base model."""
+    """The folder of the adapter; None: the base model."""
 
     @property
     def adapter_name(self) -> str:

@@ -27,7 +27,7 @@ DEFAULT_STALENESS = 4
 TOO_OLD = "sampled too many steps ago"
 TOO_LONG = "longer than the longest sequence that is trained on"
 _KL_WEIGHT_CAP = 10.0
-"""Of a token's importance weight in the estimate of the divergence."""
+"""The cap of a token's importance weight in the estimate of the divergence."""
 _FOREIGN = "sampled with weights that this run does not have"
 
 
