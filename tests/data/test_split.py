@@ -17,7 +17,7 @@ from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import import_files
 from hermes.policies.rows import Method, gather_rows, held_out_comparisons
 from hermes.store import Filter, Reader, Writer
-from hermes.training.preference.files import read_preference_files
+from hermes.training.preference.sources import read_preference_files
 from tests import records
 
 STORES, QUICK_STORES, FAMILIES = 20, 4, 40

@@ -34,7 +34,7 @@ _GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 _PROBE_S = 2.0
 _POLL_S = 0.05
 TAIL_BYTES = 16_384
-"""Of a log or of the metrics, where only the end matters: several rows."""
+"""How much of a log or of the metrics is read where only the end matters: several rows."""
 
 
 @dataclass(frozen=True, slots=True)
