@@ -58,7 +58,7 @@ class TokenSegment:
 class DebugReport:
     environment: str
     number: int
-    """Of the task, from 1."""
+    """The number of the task, from 1."""
     task: Any
     player: str
     rollout: ScoredRollout
