@@ -15,9 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from hermes.engine import cpu_threads
 from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
-from hermes.engine.compute import Compute, closed_error
+from hermes.engine.compute import Compute, closed_error, run_in_fresh_thread, single_threaded, use_all_threads
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
@@ -99,15 +98,15 @@ class Engine(PolicyShelf):
 
     def __init__(self, options: EngineOptions) -> None:
         threads = torch.get_num_threads()
-        self._parts = cpu_threads.run_in_fresh_thread(lambda: build(options))
+        self._parts = run_in_fresh_thread(lambda: build(options))
         self._backbone = self._parts.backbone
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
         self.limits = self._parts.limits
         self._registry = AdapterRegistry(self._backbone.device, self._backbone.dtype, options.max_adapters)
-        self._compute = Compute(self._parts.sampler, lambda: cpu_threads.use_all_threads(threads))
-        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", cpu_threads.single_threaded)
+        self._compute = Compute(self._parts.sampler, lambda: use_all_threads(threads))
+        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", single_threaded)
         self._trained_tokens = 0
         self._optimizer_steps = 0
 

@@ -26,9 +26,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from hermes.engine import cpu_threads
 from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
-from hermes.engine.compute import closed_error
+from hermes.engine.compute import closed_error, single_threaded
 from hermes.engine.engine import PolicyShelf
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats
 from hermes.engine.lora.adapter import Adapter, optim_step
@@ -92,7 +91,7 @@ class EngineFront(PolicyShelf):
         self._samples = SampleRouter(self._fleet, replicas)
         self._lanes: dict[str, _AdapterLane] = {}
         self._lock = threading.Lock()
-        self._disk = ThreadPoolExecutor(1, "hermes-front-disk", cpu_threads.single_threaded)
+        self._disk = ThreadPoolExecutor(1, "hermes-front-disk", single_threaded)
         self._max_adapters = options.max_adapters
         self._registry = AdapterRegistry(torch.device("cpu"), torch.float32, options.max_adapters * replicas)
         self._lost_stats = no_stats()
@@ -121,7 +120,7 @@ class EngineFront(PolicyShelf):
             handle = self._registry.new_adapter(config)
         except HermesError as error:
             return failed_future(error)
-        thread = ThreadPoolExecutor(1, f"hermes-{handle.id}", cpu_threads.single_threaded)
+        thread = ThreadPoolExecutor(1, f"hermes-{handle.id}", single_threaded)
         self._lanes[handle.id] = _AdapterLane(handle, thread)
 
         def create(lane: _AdapterLane) -> str:
