@@ -272,8 +272,8 @@ def _render_llama_factory(ask: Ask) -> dict[str, str]:
     """LLaMA-Factory: `llamafactory-cli train FILE`, with the `dataset_info.json` that names the data.
 
     It trains on ShareGPT rows with the ChatML template, which writes turns as they are: calls, results and
-    tool descriptions are in the text already. Its own tool templates would wrap results a second time, and its
-    reader of OpenAI messages drops the text beside a call.
+    tool descriptions are in the text already. Its own tool templates would wrap results a second time, and
+    its reader of OpenAI messages drops the text beside a call.
     """
     names = {"hermes_train": ask.train} | ({"hermes_eval": ask.eval} if ask.eval else {})
     info = {name: _dataset_entry(ask, path) for name, path in names.items()}
