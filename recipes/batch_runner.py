@@ -1,6 +1,6 @@
-"""The reference's script batch_runner.py: it runs `hermes batch`; --help lists the flags."""
+"""The script batch_runner.py of hermes-agent: it runs `hermes batch`; --help lists the flags."""
 
-from hermes.batch_runner import main
+from hermes.cli.older import batch_runner
 
 if __name__ == "__main__":
-    main()
+    batch_runner()

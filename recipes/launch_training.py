@@ -1,6 +1,6 @@
-"""The reference's script launch_training.py: it runs `hermes train grpo --with-engine`; see --help."""
+"""The script launch_training.py of hermes-agent: it runs `hermes train grpo --with-engine`; see --help."""
 
-from hermes.launch_training import main
+from hermes.cli.older import launch_training
 
 if __name__ == "__main__":
-    main()
+    launch_training()

@@ -1,6 +1,6 @@
-"""The reference's script rl_cli.py: it runs `hermes rl`; --help lists the flags."""
+"""The script rl_cli.py of hermes-agent: it runs `hermes rl`; --help lists the flags."""
 
-from hermes.rl_cli import main
+from hermes.cli.older import rl_cli
 
 if __name__ == "__main__":
-    main()
+    rl_cli()

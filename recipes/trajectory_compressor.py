@@ -1,6 +1,6 @@
-"""The reference's script trajectory_compressor.py: it runs `hermes compress`; --help lists the flags."""
+"""The script trajectory_compressor.py of hermes-agent: it runs `hermes compress`; --help lists the flags."""
 
-from hermes.trajectory_compressor import main
+from hermes.cli.older import trajectory_compressor
 
 if __name__ == "__main__":
-    main()
+    trajectory_compressor()

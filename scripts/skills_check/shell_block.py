@@ -64,7 +64,7 @@ def commands(text: str) -> list[tuple[int, list[str]]]:
     for line, command in _logical_lines(text):
         simple = split(command)
         if simple is not None:
-            result += [(line, [word or "VALUE" for word in entry.argv]) for entry in simple if entry.argv]
+            result += [(line, [word or "VALUE" for word in entry]) for entry in simple]
             continue
         for piece in _SEPARATOR.split(command):
             try:

@@ -17,6 +17,7 @@ from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, write_tasks
 from tests.cli.process import hermes
 from tests.fakes.provider import FakeProvider, Reply, status, text
+from tests.recipes.scripts import RECIPES
 
 
 def test_every_row_and_sample_is_run_once_and_written_in_order(tmp_path: Path) -> None:
@@ -231,8 +232,7 @@ def test_old_command_lines_work_as_they_stand(tmp_path: Path) -> None:
         done = subprocess.run(
             [
                 sys.executable,
-                "-m",
-                "hermes.batch_runner",
+                str(RECIPES / "batch_runner.py"),
                 f"--dataset_file={tmp_path}/tasks.jsonl",
                 "--batch_size=10",
                 "--run_name=my_run",

@@ -1,12 +1,14 @@
-"""Starts `hermes` from a process that has read its modules already: a third of a second less a command.
+"""Starts `hermes` from a process that has read its modules already: a third of a second less a command, four
+seconds less one that computes with torch.
 
 Each command is a process of its own with its own arguments, environment, directory and streams, and ends
 as a Python process ends; only the reading of the modules is shared. What a cold start does is shown
-elsewhere: the README's commands, chats in a terminal and every server and worker are started anew.
+elsewhere: the README's commands, chats in a terminal, and the processes that a command starts are cold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -23,9 +25,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import IO
 
 PACKAGES = ("hermes.cli", "hermes.config", "hermes.store", "hermes.agent", "hermes.tools", "hermes.data")
 LIBRARIES = ("hermes.models.remote.openai_chat", "openai", "openai.types.chat", "ruamel.yaml")
+COMPUTING = ("hermes.engine", "hermes.training")
+COMPUTING_LIBRARIES = ("torch", "transformers", "safetensors.torch", "tinker", "tokenizers", "uvicorn")
 MOST_BYTES = 60_000
 """What a pipe holds without a reader; also fits into one message."""
 
@@ -35,6 +40,7 @@ class Command:
     arguments: list[str]
     environ: dict[str, str]
     cwd: str
+    own_session: bool = False
 
 
 def run(
@@ -57,7 +63,13 @@ def run(
         socket.send_fds(_starter(), [message], handed)
         os.close(given)
         theirs.close()
-        returncode = _ended(mine, arguments, timeout_s)
+        process = WarmProcess(mine, None)
+        try:
+            returncode = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -65,26 +77,69 @@ def run(
     return subprocess.CompletedProcess(arguments, returncode, *texts)
 
 
-def _ended(answers: socket.socket, arguments: Sequence[str], timeout_s: float | None) -> int:
-    """The exit code, once there is one; a process that takes too long is killed first."""
-    lines = answers.makefile("r")
-    pid = int(lines.readline())
-    in_time, _, _ = select.select([answers], [], [], timeout_s)
-    if not in_time:
-        os.kill(pid, signal.SIGKILL)
-    returncode = int(lines.readline())
-    if not in_time:
-        raise subprocess.TimeoutExpired(list(arguments), timeout_s or 0)
-    return returncode
+def start(
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdout: int | None = None,
+    stderr: int = 2,
+    own_session: bool = False,
+) -> WarmProcess:
+    """A command that computes, or a server, which the caller ends. Without `stdout` its output is piped."""
+    command = Command(list(arguments), dict(environ), str(Path.cwd()), own_session)
+    reading, writing = os.pipe() if stdout is None else (None, stdout)
+    mine, theirs = socket.socketpair()
+    with Path(os.devnull).open("rb") as nothing:
+        handed = (nothing.fileno(), writing, stderr, theirs.fileno())
+        socket.send_fds(_starter(computing=True), [json.dumps(asdict(command)).encode()], handed)
+    theirs.close()
+    if reading is not None:
+        os.close(writing)
+    return WarmProcess(mine, None if reading is None else os.fdopen(reading))
+
+
+class WarmProcess:
+    """What tests use of a subprocess.Popen."""
+
+    def __init__(self, reports: socket.socket, stdout: IO[str] | None) -> None:
+        self._reports = reports
+        self._lines = reports.makefile("r")
+        self.pid = int(self._lines.readline())
+        self.stdout = stdout
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            ended, _, _ = select.select([self._reports], [], [], timeout)
+            if not ended:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+            self.returncode = int(self._lines.readline())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
 
 @cache
-def _starter() -> socket.socket:
+def _starter(computing: bool = False) -> socket.socket:
     """The line to the process that starts commands; that one ends when this one does."""
+    unbuffered = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.warm", str(theirs.fileno())],
-        env={"LANG": os.environ.get("LANG", "")},  # says how streams are encoded
+        [sys.executable, "-m", "tests.cli.warm", str(theirs.fileno()), *(["computing"] if computing else [])],
+        env={"LANG": os.environ.get("LANG", ""), **(unbuffered if computing else {})},  # LANG: the encoding
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -126,6 +181,8 @@ def _become(command: Command, handed: list[int]) -> None:
         os.dup2(descriptor, number)
     for descriptor in handed:
         os.close(descriptor)
+    if command.own_session:
+        os.setsid()
     os.chdir(command.cwd)
     os.environ.clear()
     os.environ.update(command.environ)
@@ -133,15 +190,22 @@ def _become(command: Command, handed: list[int]) -> None:
     runpy.run_module("hermes", run_name="__main__", alter_sys=True)
 
 
-def _read_modules() -> None:
-    for name in (*PACKAGES, *LIBRARIES):
-        module = importlib.import_module(name)
-        for found in pkgutil.iter_modules(getattr(module, "__path__", ()), name + "."):
-            if name in PACKAGES:
-                importlib.import_module(found.name)
+def _read_modules(computing: bool) -> None:
+    for name in (*LIBRARIES, *(COMPUTING_LIBRARIES if computing else ())):
+        importlib.import_module(name)
+    for name in PACKAGES:
+        for module in pkgutil.iter_modules(importlib.import_module(name).__path__, name + "."):
+            importlib.import_module(module.name)
+    for name in COMPUTING if computing else ():
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, name + "."):
+            try:
+                importlib.import_module(module.name)
+            except ModuleNotFoundError as error:
+                if error.name not in ("triton", "ray"):  # kernels of a GPU, clusters
+                    raise
 
 
 if __name__ == "__main__":
-    _read_modules()
+    _read_modules("computing" in sys.argv)
     gc.freeze()  # else every command would spend its last fifth of a second on looking through them
     _serve(socket.socket(fileno=int(sys.argv[1])))

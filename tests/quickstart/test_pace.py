@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hermes.errors import HermesError
 from hermes.quickstart import pace
+from hermes.quickstart.feedback import recipe as feedback
 from hermes.quickstart.recipe import CPU, SHORT, SHORTER, SHORTEST, choose
 from tests.engine.http.engine_process import launch
 from tests.ports import free_port
 from tests.rl.world import tiny_model
 
 RECIPES = choose(fast=False, cuda=False)
+FEEDBACK = feedback.choose(fast=False, cuda=False)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +27,21 @@ def test_a_slower_machine_gets_a_smaller_recipe(pace_s: float, recipe: object) -
     assert pace.fit(RECIPES, pace_s) is recipe
 
 
-def test_a_smaller_recipe_takes_less_time_at_every_pace() -> None:
+def test_a_slower_machine_gets_a_smaller_recipe_of_the_feedback_act() -> None:
+    assert [pace.fit(FEEDBACK, pace_s) for pace_s in (0.5, 60.0)] == [feedback.CPU, feedback.SHORT]
+    (fast,), (full,), (cuda,) = (
+        feedback.choose(fast=True, cuda=True),
+        feedback.choose(fast=False, cuda=False, full=True),
+        feedback.choose(fast=False, cuda=True),
+    )
+    assert fast.questions < full.questions < cuda.questions and full is feedback.CPU
+
+
+@pytest.mark.parametrize("recipes", [RECIPES, FEEDBACK])
+def test_a_smaller_recipe_takes_less_time_at_every_pace(recipes: Sequence[pace.PacedRecipe]) -> None:
     for pace_s in (0.1, 1.0, 10.0):
-        times = [pace.estimate_s(recipe, pace_s) for recipe in RECIPES]
-        assert times == sorted(times, reverse=True)
+        times = [recipe.estimate_s(pace_s) for recipe in recipes]
+        assert times == sorted(times, reverse=True) and times[-1] > 0
 
 
 def test_the_announcement_says_how_long_it_takes_and_what_is_left_out() -> None:
@@ -37,6 +51,9 @@ def test_the_announcement_says_how_long_it_takes_and_what_is_left_out() -> None:
     assert "24 held-out tasks and 4 steps of 4 × 8 rollouts instead of 48 held-out tasks and 7 steps" in slow
     assert "1,024 prompt tokens took 4.5 s" in slow
     assert "with --full it takes about" in slow
+    assert f"{feedback.SHORT.size} instead of {feedback.CPU.size}" in pace.announce(
+        FEEDBACK, feedback.SHORT, 4.5
+    )
 
 
 @pytest.mark.slow

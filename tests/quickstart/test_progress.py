@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes.core.durations import duration, rate_text
-from hermes.quickstart import engine_metrics
+from hermes.quickstart.act import read_counts
 from hermes.quickstart.progress import INTERVAL_S, StageMeter
 
 
@@ -67,4 +67,4 @@ def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
     page = (
         "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
     )
-    assert engine_metrics.read_counts(page) == {"sampled_tokens_total": 12.0}
+    assert read_counts(page) == {"sampled_tokens_total": 12.0}

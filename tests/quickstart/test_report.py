@@ -9,8 +9,9 @@ from pathlib import Path
 from hermes.cli.main import COMMANDS
 from hermes.core.stats import interval
 from hermes.quickstart import report
+from hermes.quickstart.act import EngineTokens, Stage
 from hermes.quickstart.evaluate import PolicyEvaluation
-from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
+from hermes.quickstart.outcome import Point, QuickstartOutcome
 
 
 def measured(greedy: int, sampled: int) -> PolicyEvaluation:

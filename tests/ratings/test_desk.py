@@ -228,10 +228,11 @@ def test_the_rules_order_items_as_they_say(db: Path, desk: RatingDesk, writer: W
 
 
 def test_a_preference_has_the_same_value_at_every_door() -> None:
-    from hermes.web.rating.modes import SentDecision, make_event
+    from hermes.web.rating.modes import MODES
 
     def on_the_page(decision: str) -> float:
-        return make_event(SentDecision("0" * 16, "pair", decision, "A", "B"), "ann").value
+        button = MODES["pair"].button(decision)
+        return drafted(button.verdict, button.strength)
 
     def drafted(verdict: str, strength: int | None = None) -> float:
         return RatingDraft("A", verdict, "ann", other_id="B", strength=strength).build().value

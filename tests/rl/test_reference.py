@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from hermes.config.load import Config, load
+from hermes.core.clock import now_ms
 from hermes.rl import tool_handlers
-from hermes.rl.run import RlRun, RunState, RunStatus, now_ms
-from hermes.rl.supervise.plan import write_config
-from hermes.rl.supervise.process import ProcessId
+from hermes.rl.process import ProcessId
+from hermes.rl.run import RlRun, RunState, RunStatus
+from hermes.rl.run_config import RunConfig
 from hermes.rl.tools import TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text
+from tests.recipes.scripts import RECIPES
 from tests.rl.conftest import MakeHome
 from tests.rl.reference_calls import RETURNS
 from tests.rl.world import answer, change_settings, hermes
@@ -98,7 +100,9 @@ def _record(home: Path, **about: Any) -> Config:
     """A run as its supervisor, trainer and environment leave it, while it goes on."""
     run = RlRun(home, "0123abcd")
     facts = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
-    write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts})
+    RunConfig.parse({"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts}, "test").write(
+        run.folder
+    )
     run.metrics_path.write_text(
         "".join(
             json.dumps({"step": step, "time_s": time.time(), "reward/mean": 0.5, "reward/positive": 0.75})
@@ -156,7 +160,7 @@ def test_the_toolset_is_there_whenever_training_is_possible(home_with: MakeHome)
 def test_rl_cli_is_hermes_rl_under_its_older_name_and_spelling(home_with: MakeHome, flag: str) -> None:
     environ = {"PATH": os.environ["PATH"], "HERMES_HOME": str(home_with())}
     done = subprocess.run(
-        [sys.executable, "-m", "hermes.rl_cli", flag], env=environ, capture_output=True, text=True
+        [sys.executable, str(RECIPES / "rl_cli.py"), flag], env=environ, capture_output=True, text=True
     )
     assert done.returncode == 0 and "letters" in done.stdout
 

@@ -7,8 +7,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +16,7 @@ from typing import Any
 
 import tinker
 
+from tests.cli import warm
 from tests.engine.http.engine_process import KEY
 
 PROMPT = (5, 6, 7)
@@ -31,18 +30,10 @@ class Process:
         self.log = home / f"process-{random.getrandbits(48):012x}.log"
         home.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "hermes", *arguments],
-                env={
-                    **kept,
-                    "HERMES_HOME": str(home),
-                    "PYTHONUNBUFFERED": "1",
-                    "OMP_NUM_THREADS": "1",
-                    **(env or {}),
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            own = {"HERMES_HOME": str(home), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+            output = log.fileno()
+            self.process = warm.start(
+                arguments, {**kept, **own, **(env or {})}, stdout=output, stderr=output, own_session=True
             )
 
     @property

@@ -3,7 +3,7 @@
 Without a name, the weights of the newest run are written; the folder is printed. It runs `hermes rl weights`.
 """
 
-from hermes.download_weights import main
+from hermes.cli.older import download_weights
 
 if __name__ == "__main__":
-    main()
+    download_weights()

@@ -121,7 +121,7 @@ def load_spec(folder: Path) -> RunSpec:
     try:
         return RunSpec.from_json(json.loads(path.read_text("utf-8")))
     except FileNotFoundError as error:
-        raise UsageError(f"there is no run in {folder}", "see 'hermes batch list'") from error
+        raise UsageError(f"there is no run in {folder}", "see 'hermes batch status'") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a run's specification: {error}", "move the folder aside") from error
 

@@ -98,7 +98,14 @@ def engine() -> None:
     is_flag=True,
     help="Sampler and trainer give the same logprobs bit for bit: slower, and only on a GPU in bfloat16.",
 )
-@click.option("--max-length", type=click.IntRange(min=2), help="Longest sequence; default: the model's own.")
+@click.option(
+    "--max-tokens",
+    "--max-length",
+    "max_length",
+    cls=RenamedOption,
+    type=click.IntRange(min=2),
+    help="Longest sequence; default: the model's own.",
+)
 @click.option(
     "--kv-gib",
     type=click.FloatRange(min=0, min_open=True),
@@ -117,15 +124,20 @@ def engine() -> None:
     help="Where checkpoints are kept; default: engine/ in the Hermes home.",
 )
 @click.option(
+    "--timeout",
     "--client-timeout",
     "client_timeout_s",
+    cls=RenamedOption,
     default=300.0,
     show_default=True,
     type=click.FloatRange(min=1),
     help="Seconds without a request after which a client's adapters are freed.",
 )
 @click.option(
+    "--parser",
     "--tool-parser",
+    "tool_parser",
+    cls=RenamedOption,
     default="hermes",
     show_default=True,
     help="Tool-call format of the model in chat; hermes renders the tools as text.",
@@ -362,10 +374,12 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 
 @engine.command()
 @add_options(*_MODEL_OPTIONS)
-@click.option("--baseline/--no-baseline", default=True, help="Measure transformers and PEFT as well.")
+@click.option("--no-baseline", is_flag=True, help="Do not measure transformers and PEFT as well.")
 @json_option
 @stored_variables
-def bench(model: str, device: str, dtype: str, quantize: str | None, baseline: bool, as_json: bool) -> None:
+def bench(
+    model: str, device: str, dtype: str, quantize: str | None, no_baseline: bool, as_json: bool
+) -> None:
     """Measure generation and training on this machine.
 
     Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
@@ -386,7 +400,7 @@ def bench(model: str, device: str, dtype: str, quantize: str | None, baseline: b
     folder, _ = _find_model(model)
     options = EngineOptions(folder, device=device, dtype=dtype, quantize=quantize)
     with waiting(f"measuring {model}"):
-        report = measure(options, baseline=baseline)
+        report = measure(options, baseline=not no_baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 

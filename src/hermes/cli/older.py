@@ -1,4 +1,4 @@
-"""Runs command lines of the reference's scripts as `hermes` commands.
+"""Runs command lines of the scripts of hermes-agent as `hermes` commands.
 
 Those scripts pass a value to switches (`--resume=True`, `--dry_run False`). Everything else is passed
 unchanged: underscores in flags are accepted everywhere.
@@ -24,6 +24,31 @@ def run(*command: str) -> None:
     assert group is not None, command
     sys.argv[1:] = [*command, *convert_switches(sys.argv[1:], _switches([group]))]
     main()
+
+
+def batch_runner() -> None:
+    """`batch_runner`, which is `hermes batch`."""
+    run("batch")
+
+
+def trajectory_compressor() -> None:
+    """`trajectory_compressor`, which is `hermes compress`."""
+    run("compress")
+
+
+def rl_cli() -> None:
+    """`rl_cli`, which is `hermes rl`."""
+    run("rl")
+
+
+def launch_training() -> None:
+    """`launch_training`: trainer and inference server in one command."""
+    run("train", "grpo", "--with-engine")
+
+
+def download_weights() -> None:
+    """`download_weights [RUN|tinker://…]` writes weights to ./checkpoints/<hash>/, which names the run."""
+    run("rl", "weights", "--into", "checkpoints")
 
 
 def convert_switches(arguments: Sequence[str], switches: frozenset[str]) -> list[str]:

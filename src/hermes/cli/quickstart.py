@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import DeviceChoice, json_option
+from hermes.cli.options import DeviceChoice, RenamedOption, json_option
 
 
 @click.command()
@@ -23,7 +23,10 @@ from hermes.cli.options import DeviceChoice, json_option
     help="cuda runs a larger version; auto uses it if available.",
 )
 @click.option(
+    "--replicas",
     "--engine-replicas",
+    "engine_replicas",
+    cls=RenamedOption,
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
@@ -54,9 +57,10 @@ def quickstart(
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.errors import UsageError
     from hermes.quickstart import report
+    from hermes.quickstart.act import ActOptions
     from hermes.quickstart.machine import choose_device
     from hermes.quickstart.recipe import choose
-    from hermes.quickstart.stages import QuickstartOptions, run
+    from hermes.quickstart.stages import run
 
     torch_device = choose_device(device)
     if fast and full:
@@ -64,7 +68,7 @@ def quickstart(
     if act == "feedback":
         _feedback(torch_device, fast, full, engine_replicas, output, as_json)
         return
-    options = QuickstartOptions(
+    options = ActOptions(
         choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output, engine_replicas
     )
     with ProgressLines(to_stderr=as_json) as progress:
@@ -81,11 +85,12 @@ def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output:
     import json
 
     from hermes.cli.terminal.progress import ProgressLines
+    from hermes.quickstart.act import ActOptions
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
     recipes = choose(fast=fast, cuda=device == "cuda", full=full)
-    options = act.FeedbackOptions(recipes, device, output, engine_replicas)
+    options = ActOptions(recipes, device, output, engine_replicas)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
         outcome = act.run(options, progress)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
+from hermes.rl.process import HERMES, fetch_json
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import HERMES, fetch_json
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def check_servable(config: Config, record: PolicyRecord) -> None:
     except HermesError as error:
         raise UsageError(
             f"the weights {record.weights} are not in this home, and cannot be fetched: {error.message}",
-            "name weights of 'hermes rl runs' or of a checkpoint in this home, or start the service that has "
-            "them",
+            "name weights of 'hermes rl status --all' or of a checkpoint in this home, or start the service "
+            "that has them",
         ) from error
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.stats import Interval, interval
+from hermes.quickstart.act import MODEL
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.recipe import MODEL, QuickstartRecipe
+from hermes.quickstart.recipe import QuickstartRecipe
 from hermes.training.session import ProgressCallback
 
 if TYPE_CHECKING:

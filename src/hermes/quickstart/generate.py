@@ -19,9 +19,10 @@ from hermes.batch.workers.process import ProcessWorkers
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart import reward
+from hermes.quickstart.act import MODEL
 from hermes.quickstart.evaluate import open_env
 from hermes.quickstart.progress import BatchMeter, StageMeter
-from hermes.quickstart.recipe import MODEL, TOOLSETS, QuickstartRecipe, examples
+from hermes.quickstart.recipe import TOOLSETS, QuickstartRecipe, examples
 from hermes.training.session import ProgressCallback
 
 

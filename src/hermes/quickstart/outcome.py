@@ -6,25 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.quickstart.act import Stage
 from hermes.quickstart.evaluate import PolicyEvaluation
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTokens:
-    """Token counters of the engine."""
-
-    sampled: int = 0
-    trained: int = 0
-
-    def since(self, before: EngineTokens) -> EngineTokens:
-        return EngineTokens(self.sampled - before.sampled, self.trained - before.trained)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    name: str
-    seconds: float
-    tokens: EngineTokens
 
 
 @dataclass(frozen=True, slots=True)

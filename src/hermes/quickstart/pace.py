@@ -1,8 +1,8 @@
-"""Estimates how long a quickstart takes on this machine, and chooses the recipe that ends in time.
+"""Chooses the recipe that ends in time on this machine.
 
-The engine is timed on a fixed workload; the rest is arithmetic. The coefficients were measured with whole
-quickstarts on two cores (docs/quickstart.md). The estimate assumes an otherwise idle machine, and can be off
-by a third.
+The engine is timed on a fixed workload; the rest is arithmetic of the recipes, whose coefficients were
+measured with whole acts on two cores (docs/quickstart.md, docs/feedback.md). The estimate assumes an
+otherwise idle machine, and can be off by a third.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import json
 import time
 import urllib.request
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from hermes.core.durations import duration
 from hermes.errors import HermesError
-from hermes.quickstart.recipe import QuickstartRecipe
 
 LIMIT_S = 480.0
 """A quickstart on a CPU should end within this time."""
@@ -35,12 +34,18 @@ class Cost(NamedTuple):
         return self.fixed_s + self.per_pace * pace_s
 
 
-_START_S = 25.0
-"""Starting the processes of all stages."""
-_SAMPLED = Cost(0.07, 0.2)
-"""One rollout that is only sampled: evaluation and generation."""
-_SFT_ROW = Cost(0.0, 0.59)
-_GRPO_ROLLOUT = Cost(0.08, 0.54)
+class PacedRecipe(Protocol):
+    """A recipe that knows how long it takes."""
+
+    def estimate_s(self, pace_s: float) -> float:
+        """How long the whole recipe takes at this pace."""
+
+    @property
+    def size(self) -> str:
+        """What a smaller recipe has less of, in words."""
+
+
+Recipe = TypeVar("Recipe", bound=PacedRecipe)
 
 
 def measure_pace(engine_url: str) -> float:
@@ -51,53 +56,23 @@ def measure_pace(engine_url: str) -> float:
     return time.perf_counter() - began_s
 
 
-def estimate_s(recipe: QuickstartRecipe, pace_s: float) -> float:
-    """How long the whole recipe takes at this pace."""
-    sampled = 6 * recipe.eval_tasks + recipe.tasks  # three evaluations, greedy and at temperature 1
-    rows = recipe.sft_steps * recipe.sft_batch
-    rollouts = recipe.rl_steps * recipe.batch_size
-    return (
-        _START_S
-        + sampled * _SAMPLED.at(pace_s)
-        + rows * _SFT_ROW.at(pace_s)
-        + rollouts * _GRPO_ROLLOUT.at(pace_s)
-    )
-
-
-def fit(recipes: Sequence[QuickstartRecipe], pace_s: float, limit_s: float = LIMIT_S) -> QuickstartRecipe:
+def fit(recipes: Sequence[Recipe], pace_s: float, limit_s: float = LIMIT_S) -> Recipe:
     """The first recipe that ends within the limit, else the last. Recipes are sorted largest first."""
-    return next((recipe for recipe in recipes if estimate_s(recipe, pace_s) <= limit_s), recipes[-1])
+    return next((recipe for recipe in recipes if recipe.estimate_s(pace_s) <= limit_s), recipes[-1])
 
 
-def announce(recipes: Sequence[QuickstartRecipe], chosen: QuickstartRecipe, pace_s: float) -> str:
-    """The message before the first long stage."""
-    sizes = [RecipeSize(estimate_s(recipe, pace_s), _size(recipe)) for recipe in (chosen, recipes[0])]
-    return announcement(pace_s, *sizes)
-
-
-class RecipeSize(NamedTuple):
-    seconds: float
-    """The estimate for this machine."""
-    text: str
-
-
-def announcement(pace_s: float, chosen: RecipeSize, full: RecipeSize) -> str:
+def announce(recipes: Sequence[PacedRecipe], chosen: PacedRecipe, pace_s: float) -> str:
     """How long the chosen recipe takes, and what it leaves out of the full one."""
-    lines = [f"   about {minutes(chosen.seconds)} in all on this machine, if it has nothing else to do"]
+    full = recipes[0]
+    expected = minutes(chosen.estimate_s(pace_s))
+    lines = [f"   about {expected} in all on this machine, if it has nothing else to do"]
     if chosen != full:
         lines.append(
             f"   it is slow for this ({_PROMPTS * _PROMPT_TOKENS:,} prompt tokens took {pace_s:.1f} s), so "
-            f"{chosen.text} instead of {full.text};"
+            f"{chosen.size} instead of {full.size};"
         )
-        lines.append(f"   with --full it takes about {minutes(full.seconds)} and learns more")
+        lines.append(f"   with --full it takes about {minutes(full.estimate_s(pace_s))} and learns more")
     return "\n".join(lines)
-
-
-def _size(recipe: QuickstartRecipe) -> str:
-    return (
-        f"{recipe.eval_tasks} held-out tasks and {recipe.rl_steps} steps of {recipe.groups} × "
-        f"{recipe.group_size} rollouts"
-    )
 
 
 def minutes(seconds: float) -> str:

@@ -12,10 +12,17 @@ from typing import Literal
 
 from hermes.agent.examples import examples_for
 from hermes.core import Message, Role
+from hermes.quickstart.act import MODEL
+from hermes.quickstart.pace import Cost
 
 ENVIRONMENT = "calculator"
 TOOLSETS = ("math",)
-MODEL = "hermes/smollm2"
+_START_S = 25.0
+"""Starting the processes of all stages."""
+_SAMPLED = Cost(0.07, 0.2)
+"""One rollout that is only sampled: evaluation and generation."""
+_SFT_ROW = Cost(0.0, 0.59)
+_GRPO_ROLLOUT = Cost(0.08, 0.54)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,23 @@ class QuickstartRecipe:
     def batch_size(self) -> int:
         """Rollouts a step."""
         return self.groups * self.group_size
+
+    def estimate_s(self, pace_s: float) -> float:
+        """How long the whole recipe takes at this pace."""
+        sampled = 6 * self.eval_tasks + self.tasks  # three evaluations, greedy and at temperature 1
+        return (
+            _START_S
+            + sampled * _SAMPLED.at(pace_s)
+            + self.sft_steps * self.sft_batch * _SFT_ROW.at(pace_s)
+            + self.rl_steps * self.batch_size * _GRPO_ROLLOUT.at(pace_s)
+        )
+
+    @property
+    def size(self) -> str:
+        return (
+            f"{self.eval_tasks} held-out tasks and {self.rl_steps} steps of {self.groups} × "
+            f"{self.group_size} rollouts"
+        )
 
 
 CPU = QuickstartRecipe(

@@ -11,6 +11,7 @@ from hermes.core.durations import duration
 from hermes.core.stats import Interval
 from hermes.disk.files import atomic_write
 from hermes.quickstart import chart
+from hermes.quickstart.act import command_list, text_table
 from hermes.quickstart.outcome import QuickstartOutcome
 
 _PAGE = """<!doctype html>
@@ -57,7 +58,7 @@ def write(outcome: QuickstartOutcome) -> ReportFiles:
 
 def text(outcome: QuickstartOutcome, files: ReportFiles) -> str:
     """The report for the terminal."""
-    tables = (_align(table) for table in _tables(outcome))
+    tables = (text_table(table) for table in _tables(outcome))
     return "\n\n".join((*tables, _file_list(files), f"Next:\n{next_commands(outcome)}"))
 
 
@@ -81,7 +82,7 @@ def next_commands(outcome: QuickstartOutcome) -> str:
         ("hermes env list", "what else there is to learn"),
         ("hermes rl --help", "runs in the background"),
     )
-    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)
+    return command_list(commands)
 
 
 def _summary(outcome: QuickstartOutcome) -> str:
@@ -119,14 +120,6 @@ def _curve(outcome: QuickstartOutcome) -> list[tuple[int, float]]:
 
 def _file_list(files: ReportFiles) -> str:
     return f"report  {files.page}\ncurve   {files.curve}"
-
-
-def _align(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
-    )
-    return "\n".join(lines)
 
 
 def _html_table(rows: list[tuple[str, ...]]) -> str:

@@ -1,32 +1,20 @@
-"""The stages of a quickstart: engine, batch, compressor, export, trainer, environment, evaluation.
-
-One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
-in the output folder, so that it can be repeated by hand.
-"""
+"""The first act of the quickstart: batch, compressor, export, SFT, GRPO, and evaluations between them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable
 from pathlib import Path
 
-from hermes.disk.files import ensure_dir
-from hermes.errors import HermesError
-from hermes.quickstart import pace
-from hermes.quickstart.engine_metrics import engine_tokens
+from hermes.quickstart.act import MODEL, Act, ActOptions, open_act
 from hermes.quickstart.evaluate import PolicyEvaluation, evaluate, tokenizer
 from hermes.quickstart.generate import generate
-from hermes.quickstart.outcome import EngineTokens, Point, QuickstartOutcome, Stage
+from hermes.quickstart.outcome import Point, QuickstartOutcome
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.recipe import ENVIRONMENT, MODEL, QuickstartRecipe
+from hermes.quickstart.recipe import ENVIRONMENT, QuickstartRecipe
 from hermes.quickstart.warm_start import export_right, step_reporter, warm_start
+from hermes.rl.process import fetch_json
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import fetch_json
-from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.training.session import ProgressCallback
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
@@ -34,126 +22,55 @@ _STARVING_S = 5.0
 """A trainer that has waited this long after every environment ended will get no batch."""
 _ENV_PATIENCE_S = 300.0
 """Longer than an environment takes to start on a slow machine."""
-_LOCAL = {
-    "TINKER_API_KEY": "tml-local",
-    "HERMES_ENGINE_TOKEN": "",
-    "HERMES_API_TOKEN": "",
-    "WANDB_API_KEY": "",
-}
-"""No account of the user is used: everything stays on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuickstartOptions:
-    recipes: tuple[QuickstartRecipe, ...]
-    """Largest first; on a CPU the machine's pace decides which one is used."""
-    device: str
-    """cpu or cuda."""
-    output: Path
-    """The folder in which the folder of this quickstart is created."""
-    engine_replicas: int = 1
-    """Worker processes of the engine."""
-
-
-def run(options: QuickstartOptions, progress: ProgressCallback) -> QuickstartOutcome:
+def run(options: ActOptions[QuickstartRecipe], progress: ProgressCallback) -> QuickstartOutcome:
     """Runs all stages. All processes are stopped at the end, whatever ends it."""
-    name = f"quickstart-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = ensure_dir(options.output.absolute() / name)
-    progress(f"everything is written to {folder}")
-    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
-        return _QuickstartRun(options, name, folder, processes, progress).run()
+    with open_act("quickstart", options, progress) as act:
+        return _QuickstartRun(act).run()
 
 
 class _QuickstartRun:
-    def __init__(
-        self,
-        options: QuickstartOptions,
-        name: str,
-        folder: Path,
-        processes: ProcessGroup,
-        progress: ProgressCallback,
-    ) -> None:
-        self._recipes, self._device = options.recipes, options.device
-        self._engine_replicas = options.engine_replicas
-        self._recipe = options.recipes[0]
-        self._name, self._folder, self._processes, self._progress = name, folder, processes, progress
-        self._engine_url = ""
-        self._stages: list[Stage] = []
+    def __init__(self, act: Act[QuickstartRecipe]) -> None:
+        self._act = act
+        self._name, self._folder, self._processes = act.name, act.folder, act.processes
+        self._progress = act.progress
 
     def run(self) -> QuickstartOutcome:
-        with self._stage(f"the engine loads {MODEL} on {self._device}", "start"):
-            self._start_engine()
-            recipe = self._recipe = self._fitting_recipe()
+        act = self._act
+        act.start_engine(while_loading=tokenizer)  # for the evaluations
+        recipe, engine_url = act.recipe, act.engine_url
         base = self._evaluate(BASE, MODEL)
-        with self._stage(f"{recipe.tasks} tasks with examples in the prompt, as a batch", "generate"):
-            data = generate(recipe, self._engine_url, self._folder, self._name, self._progress)
+        with act.stage(f"{recipe.tasks} tasks with examples in the prompt, as a batch", "generate"):
+            data = generate(recipe, engine_url, self._folder, self._name, self._progress)
             self._progress(f"   {data.right} of {data.trajectories} right; all of them are stored")
-        with self._stage("the right ones are compressed and exported, without the examples", "export"):
+        with act.stage("the right ones are compressed and exported, without the examples", "export"):
             rows = export_right(self._processes, self._folder, data, self._progress)
-        with self._stage(f"supervised warm start, {recipe.sft_steps} steps of {recipe.sft_batch}", "SFT"):
+        with act.stage(f"supervised warm start, {recipe.sft_steps} steps of {recipe.sft_batch}", "SFT"):
             warm_policy = warm_start(
-                self._processes, recipe, self._engine_url, self._name, self._folder, rows, self._progress
+                self._processes, recipe, engine_url, self._name, self._folder, rows, self._progress
             )
         warm = self._evaluate(AFTER_SFT, warm_policy.sampler)
         size = f"{recipe.rl_steps} steps of {recipe.groups} tasks × {recipe.group_size} rollouts"
-        with self._stage(f"GRPO: api, trainer and environment, {size}", "GRPO"):
+        with act.stage(f"GRPO: api, trainer and environment, {size}", "GRPO"):
             learned, curve = self._reinforce(warm_policy.weights)
         policies = ((BASE, base), (AFTER_SFT, warm), (AFTER_GRPO, self._evaluate(AFTER_GRPO, learned)))
         return QuickstartOutcome(
             run_name=self._name,
-            device=self._device,
+            device=act.device,
             generated=data.trajectories,
             right=data.right,
             policies=policies,
             losses=warm_policy.losses,
             curve=curve,
-            stages=tuple(self._stages),
+            stages=tuple(act.stages),
             weights=learned,
             folder=self._folder,
         )
 
-    def _fitting_recipe(self) -> QuickstartRecipe:
-        """The recipe for this machine, printed with the time it takes. On a GPU it is always the same."""
-        if self._device != "cpu":
-            return self._recipes[0]
-        pace_s = pace.measure_pace(self._engine_url)
-        recipe = pace.fit(self._recipes, pace_s)
-        self._progress(pace.announce(self._recipes, recipe, pace_s))
-        return recipe
-
-    @contextmanager
-    def _stage(self, heading: str, name: str) -> Iterator[None]:
-        self._progress(f"{len(self._stages) + 1}. {heading}")
-        began_s, before = time.monotonic(), self._tokens()
-        try:
-            yield
-        except HermesError:
-            self._processes.check()  # a failed process is the better explanation
-            raise
-        spent = self._tokens().since(before)
-        self._stages.append(Stage(name, time.monotonic() - began_s, spent))
-
-    def _tokens(self) -> EngineTokens:
-        return engine_tokens(self._engine_url) if self._engine_url else EngineTokens()
-
-    def _start_engine(self) -> None:
-        port = ports.choose(ports.ENGINE_PORT)
-        url = f"http://127.0.0.1:{port}"
-        self._processes.start(
-            "engine",
-            (
-                *("engine", "serve", "--model", MODEL, "--device", self._device),
-                *("--replicas", str(self._engine_replicas)),
-                *("--port", str(port), "--state-dir", str(self._folder / "engine")),
-            ),
-        )
-        tokenizer()  # loaded for the evaluations while the engine uses only one core
-        self._processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
-        self._engine_url = url
-
     def _evaluate(self, policy: str, weights: str) -> PolicyEvaluation:
-        with self._stage(f"{policy}: held-out tasks, no examples", f"evaluate {policy}"):
-            measured = evaluate(self._recipe, self._engine_url, weights, self._progress)
+        with self._act.stage(f"{policy}: held-out tasks, no examples", f"evaluate {policy}"):
+            measured = evaluate(self._act.recipe, self._act.engine_url, weights, self._progress)
             self._progress(
                 f"   {policy}: greedy {measured.greedy.mean:.1%}, sampled at temperature 1 "
                 f"{measured.sampled.mean:.1%}"
@@ -161,7 +78,7 @@ class _QuickstartRun:
         return measured
 
     def _reinforce(self, weights: str) -> tuple[str, tuple[Point, ...]]:
-        recipe, folder = self._recipe, self._folder / "grpo"
+        recipe, folder = self._act.recipe, self._folder / "grpo"
         api = f"http://127.0.0.1:{self._start_api()}"
         # Both at once: importing uses one core, and the environment waits for the trainer by itself.
         self._processes.start("trainer", self._trainer(weights, api, folder))
@@ -200,9 +117,9 @@ class _QuickstartRun:
         return port
 
     def _trainer(self, weights: str, api: str, folder: Path) -> tuple[str, ...]:
-        recipe = self._recipe
+        recipe = self._act.recipe
         return (
-            *("train", "grpo", "--base-model", MODEL, "--service", self._engine_url, "--start", weights),
+            *("train", "grpo", "--base-model", MODEL, "--service", self._act.engine_url, "--start", weights),
             *("--name", f"{self._name}-grpo", "--run-dir", str(folder), "--rank", str(recipe.rank)),
             *("--learning-rate", str(recipe.rl_rate), "--schedule", "linear"),
             *("--num-steps", str(recipe.rl_steps)),
@@ -211,7 +128,7 @@ class _QuickstartRun:
         )
 
     def _environment(self, api: str, number: int) -> tuple[str, ...]:
-        recipe = self._recipe
+        recipe = self._act.recipe
         settings = {
             "env.seed": 1 + number,  # other tasks than the warm start and the other environments
             "env.two_step_share": recipe.two_step_share,
@@ -227,7 +144,7 @@ class _QuickstartRun:
             "env.rollout_server_url": api,
             "env.use_wandb": False,
             "env.stop_patience_s": 0,  # groups in progress are not needed after the trainer has ended
-            "openai.base_url": f"{self._engine_url}/v1",
+            "openai.base_url": f"{self._act.engine_url}/v1",
             "openai.model_name": "policy",
             "openai.server_type": "sglang",
         }

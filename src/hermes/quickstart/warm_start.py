@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes.quickstart.act import MODEL
 from hermes.quickstart.generate import GeneratedData
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.recipe import MODEL, QuickstartRecipe
+from hermes.quickstart.recipe import QuickstartRecipe
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.training.session import ProgressCallback

@@ -127,7 +127,7 @@ def run_sweep(
         folder / "engine",
         _NO_TOKEN,
         replace(
-            EngineProcessOptions.from_fields(resolved[0].section("tinker")),
+            EngineProcessOptions.from_fields(resolved[0].trainer),
             max_adapters=max(_ADAPTERS, 2 * len(points)),
         ),
     ) as url:

@@ -106,7 +106,7 @@ async def _selected_environment(bench: Workbench, config: Config, arguments: JSO
 
 
 def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
-    from hermes.rl.checks.machine import missing_packages
+    from hermes.rl.machine import missing_packages
 
     missing = missing_packages(settings.rl, environ)
     return None if missing is None else f"{missing.problem}; {missing.fix}"

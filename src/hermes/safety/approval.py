@@ -19,10 +19,9 @@ from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 from hermes.errors import ConfigError, ToolError
-from hermes.safety.harmless import is_harmless
+from hermes.safety.harmless import Surroundings, is_harmless
 from hermes.safety.private import PrivatePlaces
-from hermes.safety.programs.surroundings import Surroundings
-from hermes.safety.shell import GlobWord, Simple, split
+from hermes.safety.shell import ProgramArguments, split
 from hermes.safety.text import clip
 
 Answer = Literal["once", "always", "no"]
@@ -94,23 +93,18 @@ class ApprovalPolicy:
     def default_verdict(self) -> Verdict:
         return Verdict.ASK if self.interactive else Verdict.REFUSE
 
-    def _are_safe(self, parts: Sequence[Simple]) -> bool:
+    def _are_safe(self, parts: Sequence[ProgramArguments]) -> bool:
         surroundings: Surroundings | None = Surroundings(self.workspace, self.places)
         for part in parts:
-            if surroundings is None or not self._is_safe(part, surroundings):
+            if surroundings is None:
                 return False
-            if part.argv[:1] == ("cd",):
-                surroundings = surroundings.after_cd(part.argv[1] or "")
+            if not is_harmless(part, surroundings) and not self._is_allowed(part):
+                return False
+            surroundings = surroundings.after(part)
         return True
 
-    def _is_safe(self, part: Simple, surroundings: Surroundings) -> bool:
-        if part.assigns or part.writes:
-            return False
-        if not all(file is not None and surroundings.permits(file) for file in part.reads):
-            return False
-        if not part.argv or is_harmless(part.argv, surroundings):
-            return True
-        return any(_allows(_words(pattern), part.argv) for pattern in self.allow)
+    def _is_allowed(self, part: ProgramArguments) -> bool:
+        return any(_allows(_words(pattern), part) for pattern in self.allow)
 
 
 @dataclass
@@ -174,21 +168,16 @@ def _words(pattern: str) -> list[str]:
     return words
 
 
-def _allows(words: Sequence[str], argv: Sequence[str | None]) -> bool:
+def _allows(words: Sequence[str], argv: ProgramArguments) -> bool:
     fixed = words[:-1] if words[-1] == "*" else words
     if len(argv) < len(fixed) or (fixed is words and len(argv) > len(fixed)):
         return False
-    return all(_is_word(arg) and fnmatchcase(arg or "", word) for arg, word in zip(argv, fixed, strict=False))
+    return all(arg is not None and fnmatchcase(arg, word) for arg, word in zip(argv, fixed, strict=False))
 
 
-def _is_word(argument: str | None) -> bool:
-    """True if the argument's value is known before the command runs."""
-    return argument is not None and not isinstance(argument, GlobWord)
-
-
-def _denies(words: Sequence[str], command: str, parts: Sequence[Simple]) -> bool:
+def _denies(words: Sequence[str], command: str, parts: Sequence[ProgramArguments]) -> bool:
     fixed = words[:-1] if words[-1] == "*" and len(words) > 1 else words
-    texts = [[arg or "" for arg in part.argv] for part in parts]
+    texts = [[arg or "" for arg in part] for part in parts]
     texts.append([word for word in _WORD_BREAKS.split(command) if word])
     return any(_contains(fixed, text) for text in texts)
 

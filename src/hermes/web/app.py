@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hermes.config.paths import db_path
 from hermes.errors import HermesError, HostError, UsageError
+from hermes.ratings import RatingDesk
+from hermes.ratings.http import rating_router
 from hermes.web.context import WebContext
 from hermes.web.pages import (
     alerts,
@@ -33,8 +38,6 @@ from hermes.web.pages import (
     trajectories,
     transcript,
 )
-from hermes.web.rating.api import PREFIX as RATING_API
-from hermes.web.rating.api import RatingApi
 from hermes.web.requests import WebHandler, endpoint
 from hermes.web.responses import STATIC, PageError, error_page
 from hermes.web.security import SIGN_IN_PATH, SIGN_OUT_PATH, RoleGuard, WebSessions
@@ -71,7 +74,7 @@ def build_app(context: WebContext, sessions: WebSessions) -> ASGIApp:
         Route(SIGN_IN_PATH, endpoint(partial(sign_in.sign_in, sessions)), methods=["GET", "POST"]),
         Route(SIGN_OUT_PATH, endpoint(partial(sign_in.sign_out, sessions)), methods=["POST"]),
         Route("/favicon.ico", _favicon, methods=["GET"]),
-        Mount(RATING_API, app=RatingApi(context)),
+        Mount("/api", app=RatingApi(context)),
     ]
     app = Starlette(
         routes=routes,
@@ -142,3 +145,29 @@ async def _on_bug(request: Request, error: Exception) -> Response:
         f"this page failed: {type(error).__name__}",
         "The terminal of 'hermes web' has the details.",
     )
+
+
+class RatingApi:
+    """The rating desk for programs: the routes of `hermes.ratings.http`, behind our own checks.
+
+    Its answers, errors too, are JSON. The desk is opened by the first request: pages that only read need no
+    writer.
+    """
+
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._lock = threading.Lock()
+        self._router: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        router = self._router
+        if router is None:
+            router = await run_in_threadpool(self._open)
+        await router(scope, receive, send)
+
+    def _open(self) -> ASGIApp:
+        with self._lock:
+            if self._router is None:
+                path = db_path(self._context.home)
+                self._router = rating_router(RatingDesk(path, self._context.writer()), path)
+            return self._router

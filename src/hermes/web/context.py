@@ -49,7 +49,7 @@ class WebContext:
         self.metrics = MetricsCache()
         self.jobs = Jobs(config.home)
         self.run_counts = RunCounts()
-        self.environments: KeyedCache[Discovery] = KeyedCache()
+        self._environments: KeyedCache[Discovery] = KeyedCache()
         self.skills: KeyedCache[Catalogue] = KeyedCache()
         self._rules: KeyedCache[tuple[AlertRule, ...]] = KeyedCache()
         self.leases = ItemLeases()
@@ -69,6 +69,19 @@ class WebContext:
         """Those of the settings as they are on disk now."""
         key = modified((config_path(self.home), env_path(self.home)))
         return self._rules.get(key, lambda: tuple(map(parse_rule, self.config().settings.rl.alerts)))
+
+    def environments(self) -> Discovery:
+        """The listed environments; their files are parsed again only when one changes."""
+        from hermes.envs.cli.discover import environment_folders
+        from hermes.rl.config.resolve import list_environments
+
+        config = self.config()
+        extra = [Path(folder).expanduser() for folder in config.settings.rl.environments]
+        folders = environment_folders(self.home, extra)
+        files = [
+            path for folder in folders for path in ([folder] if folder.is_file() else folder.glob("**/*.py"))
+        ]
+        return self._environments.get(modified(files), lambda: list_environments(config))
 
     @contextmanager
     def series(self, folder: Path) -> Iterator[RunSeries]:

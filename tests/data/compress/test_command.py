@@ -25,6 +25,7 @@ from tests.cli.process import PASSED_ON, failure, hermes
 from tests.data.compress import made
 from tests.data.compress.summary_cases import summaries
 from tests.fakes.provider import FakeProvider, Reply, held
+from tests.recipes.scripts import RECIPES
 from tests.waiting import wait_until, wait_until_ended
 
 
@@ -220,7 +221,7 @@ def test_the_older_command_line_and_configuration_are_understood(
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     command = ["--input=data/my_run/trajectories.jsonl", "--target_max_tokens=4000", f"--config={config}"]
     done = subprocess.run(
-        [sys.executable, "-m", "hermes.trajectory_compressor", *command, "--dry_run=False"],
+        [sys.executable, str(RECIPES / "trajectory_compressor.py"), *command, "--dry_run=False"],
         env={**environ, "HERMES_HOME": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from tinker import types as tt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tests.cli import warm
 from tests.engine.tiny import SHAPE, tiny_model
 
 TOKEN = "test-test-test-test"
@@ -38,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class Server(NamedTuple):
-    process: subprocess.Popen[str]
+    process: warm.WarmProcess
     url: str
     state_dir: Path
 
@@ -85,10 +84,10 @@ def launch(model: Path | str, state_dir: Path, *arguments: str, **variables: str
         for name in ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH")
         if name in os.environ
     }
-    command = [sys.executable, "-m", "hermes", "engine", "serve", "--model", str(model), "--port", "0"]
+    command = ["engine", "serve", "--model", str(model), "--port", "0"]
     command += ["--device", "cpu", "--dtype", "float32", "--state-dir", str(state_dir), *arguments]
     environment = {**kept, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", **variables}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = warm.start(command, environment)
     assert process.stdout is not None
     try:
         announced = re.search(r"http://\S+:\d+", process.stdout.readline())

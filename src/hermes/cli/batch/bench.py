@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, make_options, stored_variables
+from hermes.batch.options import BatchOptions, RunFolder
+from hermes.cli.model_options import model_options, parse_model
+from hermes.cli.options import json_option, stored_variables
+from hermes.config.option import command_words, option
 from hermes.errors import HermesError, UsageError
 from hermes.safety.text import printable
 
@@ -20,63 +22,43 @@ if TYPE_CHECKING:
 
     from hermes.batch.compare.attempts import Divergence
     from hermes.batch.compare.scores import Comparison, Contender
-    from hermes.cli.batch.options import BatchOptions
+
+
+class BenchOptions(RunFolder):
+    dataset_file: str = option(..., "Tasks, as for 'hermes batch'.", metavar="FILE")
+    models: str = option(..., "Each as provider/name.", "--model", former=("--models",), metavar="A,B,C")
+    samples: int = option(1, "Samples of each task.", "--samples-per-prompt", former=("--samples",), ge=1)
+    reward: str | None = option(
+        None, "Scores each trajectory; exact match of 'expected' if unset.", metavar="FILE.py:FUNCTION"
+    )
+    with_diff: bool = option(False, "Show where two models' trajectories first diverge.", "--diff")
+    page: Path | None = option(None, "Write a report here, as HTML.", "--output", former=("--html",))
+    run_name: str | None = option(None, "Names the runs' folders; default: bench-DATASET.")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.option("--dataset-file", required=True, metavar="FILE", help="Tasks, as for 'hermes batch'.")
-@click.option("--models", required=True, metavar="A,B,C", help="Each as provider/name.")
-@click.option(
-    "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of each task."
-)
-@click.option(
-    "--reward", metavar="FILE.py:FUNCTION", help="Scores each trajectory; exact match of 'expected' if unset."
-)
-@click.option("--diff", "with_diff", is_flag=True, help="Show where two models' trajectories first diverge.")
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here.")
-@click.option("--run-name", help="Names the runs' folders; default: bench-DATASET.")
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Folder that has the runs.",
-)
+@model_options(BenchOptions)
 @json_option
 @click.pass_context
 @stored_variables
-def bench(ctx: click.Context, /, **params: Any) -> None:
+def bench(ctx: click.Context, /, options: BenchOptions, as_json: bool) -> None:
     """Run the same tasks on several models and compare them.
 
     Each model's run is a batch run of its own: interrupted, the same command continues it. All other flags
     of 'hermes batch' are passed on: --base-url, --toolsets, --max-turns, --concurrency, --max-cost …
     """
-    ctx.exit(_Bench(ctx, make_options(BenchOptions, params)).run())
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Fields are named like the flags; `hermes bench --help` documents them."""
-
-    dataset_file: str
-    models: str
-    samples: int
-    reward: str | None
-    with_diff: bool
-    page: Path | None
-    run_name: str | None
-    output_dir: Path
-    as_json: bool
+    ctx.exit(_Bench(ctx, options, as_json).run())
 
 
 class _Bench:
     """One call of the command."""
 
-    def __init__(self, ctx: click.Context, options: BenchOptions) -> None:
+    def __init__(self, ctx: click.Context, options: BenchOptions, as_json: bool) -> None:
         from hermes.batch.tasks import read_dataset
 
         self._ctx = ctx
         self._options = options
+        self._as_json = as_json
         self._models = _split_models(options.models)
         self._errors: dict[str, HermesError] = {}
         self._name = options.run_name or f"bench-{Path(options.dataset_file).stem}"
@@ -98,7 +80,7 @@ class _Bench:
         divergences = _divergences(contenders, comparison) if options.with_diff else []
         if options.page:
             self._write_page(options.page, comparison, divergences)
-        if options.as_json:
+        if self._as_json:
             facts = {"run": self._name, "samples": options.samples, "scoring": self._scoring}
             facts |= {"errors": {model: error.message for model, error in self._errors.items()}}
             differences = {"divergences": [divergence.to_json() for divergence in divergences]}
@@ -130,17 +112,17 @@ class _Bench:
         from hermes.batch.progress import open_view
         from hermes.batch.spec import open_run
         from hermes.batch.workers.pool import run_batch
-        from hermes.cli.batch.run import make_spec, open_workers, run_options
+        from hermes.cli.batch.run import open_workers, run_options, spec_of
 
-        options = replace(self._batch_options(model), reward=self._reward)
+        options = self._batch_options(model).model_copy(update={"reward": self._reward})
         folder = options.folder
-        new_spec = make_spec(options, self._dataset)
+        new_spec = spec_of(options, self._dataset)
         with (
             open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
             open_workers(options, folder) as workers,
         ):
             try:
-                with open_view(as_json=options.as_json, title=model) as view:
+                with open_view(as_json=self._as_json, title=model) as view:
                     asyncio.run(run_batch(folder, spec, self._dataset, run_options(options), view, workers))
             finally:
                 summary = finalise(folder, spec, self._dataset)
@@ -149,18 +131,19 @@ class _Bench:
     def _batch_options(self, model: str) -> BatchOptions:
         """The options of the 'hermes batch' command that this model's run stands for."""
         from hermes.cli.batch.command import batch
-        from hermes.cli.batch.options import BatchOptions
 
-        flags = {
-            "--dataset-file": self._options.dataset_file,
-            "--run-name": f"{self._name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}",
-            "--model": model,
-            "--samples-per-prompt": self._options.samples,
-            "--output-dir": self._options.output_dir,
-        }
-        arguments = [part for name, value in flags.items() for part in (name, str(value))]
-        context = batch.make_context("batch", [*arguments, *self._ctx.args], parent=self._ctx.parent)
-        return make_options(BatchOptions, {**context.params, "as_json": self._options.as_json})
+        words = command_words(
+            BatchOptions,
+            {
+                "dataset_file": self._options.dataset_file,
+                "run_name": f"{self._name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}",
+                "model": model,
+                "samples_per_prompt": self._options.samples,
+                "output_dir": self._options.output_dir,
+            },
+        )
+        context = batch.make_context("batch", [*words, *self._ctx.args], parent=self._ctx.parent)
+        return parse_model(BatchOptions, context)
 
     def _grader(self) -> tuple[str | None, str | None]:
         """The reward function's reference and its title; (None, None) if nothing can be scored."""

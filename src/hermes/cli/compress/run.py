@@ -43,18 +43,19 @@ _STORED_ROW_BYTES = 50_000
 """A guess, to decide whether worker processes pay."""
 
 
-def run(options: CompressOptions) -> int:
+def run(options: CompressOptions, *, as_json: bool) -> int:
     """0 if every row fits and was written as configured, else 1."""
     config = load()
     with ExitStack() as stack:
-        return _CompressCommand(options, config, stack).run()
+        return _CompressCommand(options, as_json, config, stack).run()
 
 
 class _CompressCommand:
     """One call of the command."""
 
-    def __init__(self, options: CompressOptions, config: Config, stack: ExitStack) -> None:
+    def __init__(self, options: CompressOptions, as_json: bool, config: Config, stack: ExitStack) -> None:
         self._options = options
+        self._as_json = as_json
         self._config = config
         self._stack = stack
         self._reader = stack.enter_context(Reader(db_path(config.home)))
@@ -65,7 +66,7 @@ class _CompressCommand:
             options.target_max_tokens,
             options.protect_last_turns,
             options.summary_target_tokens,
-            Strategy(options.strategy),
+            options.strategy,
             options.strict_protect,
         )
 
@@ -97,7 +98,7 @@ class _CompressCommand:
     async def _compress(
         self, workers: CompressWorkers, spec: TokenizerSpec, journal: CompressJournal
     ) -> None:
-        progress = CompressProgress(journal.finished, self._options.as_json)
+        progress = CompressProgress(journal.finished, self._as_json)
         summariser = self._summariser(spec)
         parts = CompressorParts(self._settings, workers, summariser, self._options.concurrency)
         try:
@@ -162,7 +163,7 @@ class _CompressCommand:
         with waiting("counting tokens and trying the folds"):
             asyncio.run(analyse())
         facts = {"tokenizer": self._options.tokenizer, **analysis.to_json()}
-        click.echo(json.dumps(facts) if self._options.as_json else analysis_text(facts))
+        click.echo(json.dumps(facts) if self._as_json else analysis_text(facts))
         return 1 if analysis.bad else 0
 
     def _identity(self, spec: TokenizerSpec) -> JSONObject:
@@ -205,7 +206,7 @@ class _CompressCommand:
         files = {"output": outputs.rows, "metrics": outputs.metrics}
         files |= {"kept_aside": outputs.kept_aside} if totals.over_limit else {}
         files |= {"bad_rows": outputs.bad_rows} if totals.bad_rows else {}
-        if self._options.as_json:
+        if self._as_json:
             click.echo(json.dumps({**{name: str(path) for name, path in files.items()}, **figures}))
         else:
             click.echo(report_text(files, figures, totals.first_bad_row))

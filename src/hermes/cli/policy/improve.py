@@ -79,7 +79,14 @@ _POSITIVE = click.IntRange(min=1)
         help="Longest answer that is compared.",
     ),
     click.option(
-        "--examples", default=16, show_default=True, type=click.IntRange(min=0), help="Held-out tasks."
+        "--limit",
+        "--examples",
+        "examples",
+        cls=RenamedOption,
+        default=16,
+        show_default=True,
+        type=click.IntRange(min=0),
+        help="Most held-out tasks that are answered.",
     ),
     click.option("--seed", default=0, show_default=True, help="Seed of the training."),
     click.option("--watch", is_flag=True, help="Wait for ratings, and improve whenever there are enough."),

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option, stored_variables
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
 from hermes.cli.rating.queue import queue
 
 _VERDICT = "verdict"
@@ -80,7 +82,14 @@ def undo(rating: str, rater: str | None, as_json: bool) -> None:
 
 @rate.command("list")
 @click.argument("trajectory", required=False)
-@click.option("--everything", is_flag=True, help="Also those that were replaced or withdrawn.")
+@click.option(
+    "--all",
+    "--everything",
+    "everything",
+    cls=RenamedOption,
+    is_flag=True,
+    help="Also those that were replaced or withdrawn.",
+)
 @json_option
 def list_(trajectory: str | None, everything: bool, as_json: bool) -> None:
     """List ratings, of all trajectories or of one."""
@@ -90,16 +99,17 @@ def list_(trajectory: str | None, everything: bool, as_json: bool) -> None:
 
 
 @rate.command("stats")
-@click.option("--queue", help="Only ratings of this queue.")
+@click.argument("queue", required=False)
+@click.option("--queue", "named_queue", hidden=True, help="The same as the argument.")
 @json_option
-def stats(queue: str | None, as_json: bool) -> None:
-    """Show how far raters agree.
+def stats(queue: str | None, named_queue: str | None, as_json: bool) -> None:
+    """Show how far raters agree, in all or in the ratings of QUEUE.
 
     Alpha, kappa, position bias, repeats, seconds an item, and training rows.
     """
     from hermes.cli.rating.stats import print_stats
 
-    print_stats(queue, as_json)
+    print_stats(queue or named_queue, as_json)
 
 
 @rate.command("auto")
@@ -110,17 +120,17 @@ def stats(queue: str | None, as_json: bool) -> None:
     click.option("--rubric", help="What the judge is to look at."),
     click.option("--limit", type=click.IntRange(min=1), help="Most trajectories."),
 )
-@filter_options
+@model_options(FilterOptions)
 @json_option
 @stored_variables
-def auto(**params: Any) -> None:
+def auto(filters: FilterOptions, **params: Any) -> None:
     """Let a reward rule, a judge or a reward model rate.
 
     Its ratings are marked as such, with its agreement with people.
     """
     from hermes.cli.rating.auto import run_auto
 
-    run_auto(params)
+    run_auto(filters.build(), params)
 
 
 rate.add_command(queue)

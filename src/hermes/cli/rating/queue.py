@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import add_options, filter_options, json_option
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import RenamedOption, add_options, json_option
 
 
 @click.command("queue")
@@ -36,16 +38,23 @@ from hermes.cli.options import add_options, filter_options, json_option
     ),
     click.option("--limit", type=click.IntRange(min=1), help="Most items of a new queue."),
     click.option("--where", multiple=True, metavar="CONDITION", help="As for 'hermes export'; repeatable."),
-    click.option("--rated-too", is_flag=True, help="Also what a person has rated already."),
+    click.option(
+        "--all",
+        "--rated-too",
+        "rated_too",
+        cls=RenamedOption,
+        is_flag=True,
+        help="Also what a person has rated already.",
+    ),
     click.option("--rater", help="Your name; default: your user name."),
     click.option("--list", "list_", is_flag=True, help="List the queues and their progress."),
     click.option("--make", is_flag=True, help="Make the queue or add new items, and rate nothing."),
     click.option("--delete", is_flag=True, help="Delete the queue; the ratings given in it stay."),
     click.option("--yes", is_flag=True, help="Do not ask before --delete."),
 )
-@filter_options
+@model_options(FilterOptions)
 @json_option
-def queue(**params: Any) -> None:
+def queue(filters: FilterOptions, **params: Any) -> None:
     """Rate one item after another with single keys, from the queue NAME.
 
     A queue that does not exist is made, from the rule and the filters; naming it again continues it. Two
@@ -59,6 +68,6 @@ def queue(**params: Any) -> None:
     if params["delete"]:
         delete_queue(params["name"], yes=params["yes"], as_json=params["as_json"])
         return
-    make_queue(params)
+    make_queue(filters.build(), params)
     if not params["make"]:
         rate_items(params["name"], params["rater"])

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from hermes.cli import question
-from hermes.cli.options import FilterOptions, make_options
 from hermes.cli.rating.items import show_item, steps_to_rate
 from hermes.cli.rating.keys import key_mode, line_mode, read_key
 from hermes.cli.rating.record import describe, open_desk, rater_name
@@ -23,7 +22,7 @@ from hermes.core import Rating
 from hermes.errors import UsageError
 from hermes.ratings import QueueItem, QueueRule, QueueSettings, RatingDesk, RatingDraft, RatingMode
 from hermes.safety.text import printable
-from hermes.store import Reader
+from hermes.store import Filter, Reader
 
 _ARROWS = {"\x1b[D": "a", "\x1b[C": "b", "\x1b[1;2D": "A", "\x1b[1;2C": "B"}
 _KEYS: dict[RatingMode, dict[str, tuple[str, int | None]]] = {
@@ -53,12 +52,10 @@ _HELP = {
 _ALWAYS = "s skip  u undo  c comment  q quit  ? help"
 
 
-def make_queue(params: Mapping[str, Any]) -> None:
+def make_queue(conditions: Filter, params: Mapping[str, Any]) -> None:
     """Makes the queue if it is new; continues it if nothing else is said about it."""
     config, name = load(), params["name"]
-    filters = {
-        key: value for key, value in asdict(make_options(FilterOptions, params).build()).items() if value
-    }
+    filters = {key: value for key, value in asdict(conditions).items() if value}
     stated = {
         key: params[key]
         for key in ("rule", "mode", "seed", "raters_per_item", "repeat_share", "limit", "where", "rated_too")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -46,7 +46,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
         )
 
 
-@click.command()
+@click.command(hidden=True)
 @_ENVIRONMENT
 @click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
 @click.option(
@@ -64,7 +64,13 @@ def check_signal(config: Config, resolved: Resolved) -> None:
 def test(
     environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 ) -> None:
-    """Try the selected environment with several models, without training."""
+    """The same as `hermes rl preflight --model`."""
+    _test(environment, models, num_steps, group_size, as_json)
+
+
+def _test(
+    environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
+) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
@@ -86,23 +92,53 @@ def test(
 @click.command()
 @_ENVIRONMENT
 @click.option(
-    "--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of groups to sample."
+    "--num-steps",
+    "--groups",
+    "groups",
+    cls=RenamedOption,
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of groups to sample.",
 )
 @click.option(
+    "--timeout",
     "--seconds",
+    "seconds",
+    cls=RenamedOption,
     default=60,
     show_default=True,
     type=click.IntRange(1),
     help="Time limit of sampling; the groups finished by then are judged.",
 )
+@click.option("--model", "models", multiple=True, help="Try these models instead, provider/name; repeatable.")
+@click.option(
+    "--group-size",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Completions per group, for --model.",
+)
 @json_option
 @stored_variables
-def preflight(environment: str | None, groups: int, seconds: int, as_json: bool) -> None:
+def preflight(
+    environment: str | None,
+    groups: int,
+    seconds: int,
+    models: tuple[str, ...],
+    group_size: int,
+    as_json: bool,
+) -> None:
     """Sample for a minute and predict whether a run will learn.
+
+    With --model: whether other models solve the environment's tasks.
 
     \b
     hermes rl preflight --env calculator
     """
+    if models:
+        _test(environment, models, groups, group_size, as_json)
+        return
     import signal
 
     from hermes.cli.terminal.waiting import waiting
@@ -124,10 +160,23 @@ def preflight(environment: str | None, groups: int, seconds: int, as_json: bool)
 
 @click.command()
 @click.argument("run_id")
+@click.option(
+    "--rule", "rules", multiple=True, metavar="RULE", help="An alert rule instead of rl.alerts; repeatable."
+)
 @json_option
 @stored_variables
-def doctor(run_id: str, as_json: bool) -> None:
-    """Diagnose why a run does not learn: named causes with their evidence."""
+def doctor(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
+    """Diagnose why a run does not learn.
+
+    Named causes with their evidence, and where the metrics broke alert rules.
+
+    Rules are the setting rl.alerts; a trainer prints an alert when it begins.
+
+    \b
+    hermes config set rl.alerts '["kl/reference > 0.5", "reward/mean < 0.1 for 20"]'
+    hermes rl doctor 1a2b --rule 'health/entropy < 0.05'
+    """
+    from hermes.cli.rl.inspect import broken_rules
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
     from hermes.rl.results import environment_problem, step_rows
@@ -142,5 +191,8 @@ def doctor(run_id: str, as_json: bool) -> None:
         return
     for cause in causes:
         click.echo(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")
-    if not causes:
+    _, broken = broken_rules(run.run_id, rules)
+    for alert in broken or ():
+        click.echo(f"alert: {alert.sentence()}{', now' if alert.ongoing else ''}")
+    if not causes and not broken:
         click.echo("nothing stands out in its metrics")

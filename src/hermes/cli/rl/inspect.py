@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.options import json_option, stored_variables
 
+if TYPE_CHECKING:
+    from hermes.training.monitor.incidents.alerts import Alert
 
-@click.command()
+
+@click.command(hidden=True)
 @click.argument("run_id")
 @click.option(
     "--rule", "rules", multiple=True, metavar="RULE", help="Use this rule instead of rl.alerts; repeatable."
@@ -17,16 +21,24 @@ from hermes.cli.options import json_option, stored_variables
 @json_option
 @stored_variables
 def alerts(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
-    """Show where the metrics of a run, of any kind, broke an alert rule.
-
-    Rules are the setting rl.alerts; a trainer prints an alert when it begins.
-
-    \b
-    hermes config set rl.alerts '["kl/reference > 0.5", "reward/mean < 0.1 for 20"]'
-    hermes rl alerts 1a2b --rule 'health/entropy < 0.05'
-    """
-    from hermes.config.load import load
+    """Show where a run broke alert rules, as `hermes rl doctor` does."""
     from hermes.errors import UsageError
+
+    rows, broken = broken_rules(run_id, rules)
+    if broken is None:
+        raise UsageError("no alert rule is set", "try one: --rule 'kl/reference > 0.5'; see also rl.alerts")
+    if as_json:
+        click.echo(json.dumps([alert.to_json() for alert in broken], indent=2))
+        return
+    for alert in broken:
+        click.echo(f"{alert.sentence()}{', now' if alert.ongoing else ''}")
+    if not broken:
+        click.echo(f"no alert in {rows} steps")
+
+
+def broken_rules(run_id: str, rules: tuple[str, ...]) -> tuple[int, list[Alert] | None]:
+    """The number of steps, and where they broke a rule; None: no rule is set."""
+    from hermes.config.load import load
     from hermes.rl.run import read_metrics
     from hermes.training.monitor.incidents.alerts import find_alerts, parse_rule
     from hermes.training.monitor.sinks import METRICS
@@ -34,25 +46,21 @@ def alerts(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
 
     config = load()
     parsed = [parse_rule(rule) for rule in rules or config.settings.rl.alerts]
-    if not parsed:
-        raise UsageError("no alert rule is set", "try one: --rule 'kl/reference > 0.5'; see also rl.alerts")
     rows = [row for row in read_metrics(find_folder(config.home, run_id) / METRICS) if "step" in row]
-    broken = find_alerts(rows, parsed)
-    if as_json:
-        click.echo(json.dumps([alert.to_json() for alert in broken], indent=2))
-        return
-    for alert in broken:
-        click.echo(f"{alert.sentence()}{', now' if alert.ongoing else ''}")
-    if not broken:
-        click.echo(f"no alert in {len(rows)} steps")
+    return len(rows), find_alerts(rows, parsed) if parsed else None
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("run_ids", nargs=-1, required=True, metavar="RUN RUN…")
 @json_option
 @stored_variables
 def diff(run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Show which fields of the configurations of runs differ."""
+    """The same as `hermes rl results` with several runs."""
+    print_differences(run_ids, as_json)
+
+
+def print_differences(run_ids: tuple[str, ...], as_json: bool) -> None:
+    """Prints which fields of the configurations of runs differ."""
     from hermes.cli.tables import table_lines
     from hermes.config.load import load
     from hermes.errors import UsageError

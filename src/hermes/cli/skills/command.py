@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import CommandGroup, json_option
 from hermes.cli.skills.check import check
 from hermes.cli.skills.learn import learn
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hermes.skills.skill import Skill
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def skills() -> None:
     """Browse, search, view, install, check and learn skills.
 
@@ -33,33 +33,35 @@ skills.add_command(learn)
 
 
 @skills.command()
-@click.option("--category", help="Only this category.")
+@click.argument("query", nargs=-1)
+@click.option("--category", hidden=True, help="Only this category.")
 @json_option
-def browse(category: str | None, as_json: bool) -> None:
-    """List all skills."""
-    catalogue = _catalogue()
-    skills = [skill for skill in catalogue.skills if category in (None, skill.category)]
-    _print_list(skills, as_json)
+def browse(query: tuple[str, ...], category: str | None, as_json: bool) -> None:
+    """List the skills: all, those of a category, or those that fit QUERY."""
+    catalogue, words = _catalogue(), " ".join(query)
+    categories = {skill.category for skill in catalogue.skills}
+    chosen = category or (words if words in categories else None)
+    if words and chosen is None:
+        _print_list(catalogue.search(words), as_json)
+        return
+    _print_list([skill for skill in catalogue.skills if chosen in (None, skill.category)], as_json)
     for broken in catalogue.broken:
         _echo(f"left out: {broken.error.message}", err=True)
 
 
-@skills.command()
-@click.argument("query", nargs=-1, required=True)
-@json_option
-def search(query: tuple[str, ...], as_json: bool) -> None:
-    """List the skills that fit QUERY, best first."""
-    _print_list(_catalogue().search(" ".join(query)), as_json)
+skills.former_names["search"] = "browse"
 
 
 @skills.command()
 @click.argument("name")
-@click.option("--file", "file_path", metavar="PATH", help="A file that comes with the skill.")
+@click.argument("path", required=False)
+@click.option("--file", "file_path", metavar="PATH", hidden=True, help="The same as PATH.")
 @json_option
-def view(name: str, file_path: str | None, as_json: bool) -> None:
-    """Print a skill."""
+def view(name: str, path: str | None, file_path: str | None, as_json: bool) -> None:
+    """Print a skill, or the file PATH that comes with it."""
     from hermes.skills import read_skill_file, skill_files
 
+    file_path = path or file_path
     skill = _catalogue().find(name)
     files = skill_files(skill)
     content = read_skill_file(skill, file_path) if file_path else skill.body

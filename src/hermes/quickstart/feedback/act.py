@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from pathlib import Path
 
 from hermes.core import JSONObject
 from hermes.core.durations import duration
-from hermes.disk.files import atomic_write, ensure_dir
-from hermes.errors import HermesError
-from hermes.quickstart.feedback import pace, rule
+from hermes.disk.files import atomic_write
+from hermes.quickstart.act import Act, ActOptions, command_list, open_act, text_table
+from hermes.quickstart.feedback import rule
 from hermes.quickstart.feedback.answers import PolicyAnswers
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.feedback.stages import FeedbackStages
-from hermes.quickstart.pace import measure_pace
-from hermes.quickstart.recipe import MODEL
-from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import fetch_json
-from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.training.session import ProgressCallback
 
 BASE, AFTER_DPO, AFTER_RLHF = "base", "after DPO", "after RLHF"
-_LOCAL = {
-    "TINKER_API_KEY": "tml-local",
-    "HERMES_ENGINE_TOKEN": "",
-    "HERMES_API_TOKEN": "",
-    "WANDB_API_KEY": "",
-}
-"""No account of the user is used: everything stays on this machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackOptions:
-    recipes: tuple[FeedbackRecipe, ...]
-    """Largest first; on a CPU the machine's pace decides which one is used."""
-    device: str
-    """cpu or cuda."""
-    output: Path
-    """The folder in which the folder of this act is created."""
-    engine_replicas: int = 1
-    """Worker processes of the engine."""
 
 
 @dataclass(frozen=True)
@@ -82,103 +55,52 @@ class FeedbackOutcome:
         }
 
 
-def run(options: FeedbackOptions, progress: ProgressCallback) -> FeedbackOutcome:
+def run(options: ActOptions[FeedbackRecipe], progress: ProgressCallback) -> FeedbackOutcome:
     """Runs all stages. All processes are stopped at the end, whatever ends it."""
-    name = f"feedback-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = ensure_dir(options.output.absolute() / name)
-    progress(f"everything is written to {folder}")
-    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
-        outcome = _FeedbackAct(options, name, folder, processes, progress).run()
-    atomic_write(folder / "report.json", json.dumps(outcome.to_json(), indent=1) + "\n")
+    with open_act("feedback", options, progress) as act:
+        outcome = _run_stages(act)
+    atomic_write(outcome.folder / "report.json", json.dumps(outcome.to_json(), indent=1) + "\n")
     return outcome
 
 
-class _FeedbackAct:
-    def __init__(
-        self,
-        options: FeedbackOptions,
-        name: str,
-        folder: Path,
-        processes: ProcessGroup,
-        progress: ProgressCallback,
-    ) -> None:
-        self._recipes, self._device = options.recipes, options.device
-        self._engine_replicas = options.engine_replicas
-        self._name, self._folder, self._processes, self._progress = name, folder, processes, progress
-        self._began_s = time.monotonic()
-        self._number = 0
+def _run_stages(act: Act[FeedbackRecipe]) -> FeedbackOutcome:
+    act.start_engine()
+    recipe, progress = act.recipe, act.progress
+    stages = FeedbackStages(act.processes, act.engine_url, act.folder, act.name, recipe, progress)
 
-    def run(self) -> FeedbackOutcome:
-        with self._stage(f"the engine loads {MODEL} on {self._device}"):
-            url = self._start_engine()
-            recipe = self._fitting_recipe(url)
-        stages = FeedbackStages(self._processes, url, self._folder, self._name, recipe, self._progress)
-        with self._stage(f"the base model answers {recipe.held_out} held-out questions"):
-            base = self._shown(BASE, stages.evaluate())
-        with self._stage(f"it answers {recipe.questions} other questions, and a rule rates the answers"):
-            self._progress(f"   {rule.DESCRIPTION}")
-            files = stages.collect()
-            self._progress(f"   {files.answers} answers, {files.stars:.1f} stars on average")
-        with self._stage(f"DPO, {recipe.dpo_steps} steps of {recipe.batch} pairs"):
-            preferred = stages.dpo(files)
-            dpo = self._shown(AFTER_DPO, stages.evaluate(preferred["sampler"]))
-        with self._stage(f"reward model, {recipe.reward_steps} steps of {recipe.batch} pairs"):
-            model = stages.reward(files)
-            report = model["held_out"]
-            self._progress(f"   right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs")
-        size = f"{recipe.rl_steps} steps of {recipe.rl_batch} answers"
-        with self._stage(f"RLHF: from DPO's policy on, rewarded by the reward model, {size}"):
-            trained, curve = stages.rlhf(files, model["run_dir"], kl=recipe.kl, start=preferred["weights"])
-            rlhf = self._shown(AFTER_RLHF, stages.evaluate(trained["sampler"]))
-        return FeedbackOutcome(
-            self._name,
-            self._device,
-            ((BASE, base), (AFTER_DPO, dpo), (AFTER_RLHF, rlhf)),
-            {AFTER_DPO: preferred["sampler"], AFTER_RLHF: trained["sampler"]},
-            files.answers,
-            files.stars,
-            report,
-            tuple(curve),
-            time.monotonic() - self._began_s,
-            self._folder,
-        )
-
-    @contextmanager
-    def _stage(self, heading: str) -> Iterator[None]:
-        self._number += 1
-        self._progress(f"{self._number}. {heading}")
-        began_s = time.monotonic()
-        try:
-            yield
-        except HermesError:
-            self._processes.check()  # a failed process is the better explanation
-            raise
-        self._progress(f"   {duration(time.monotonic() - began_s)}")
-
-    def _fitting_recipe(self, engine_url: str) -> FeedbackRecipe:
-        """The recipe for this machine, printed with the time it takes. On a GPU it is always the same."""
-        if self._device != "cpu":
-            return self._recipes[0]
-        pace_s = measure_pace(engine_url)
-        recipe = pace.fit(self._recipes, pace_s)
-        self._progress(pace.announce(self._recipes, recipe, pace_s))
-        return recipe
-
-    def _shown(self, name: str, answers: PolicyAnswers) -> PolicyAnswers:
-        self._progress(f"   {name}: {answers.stars:.1f} stars; for example: {answers.texts[0].strip()!r}")
+    def shown(name: str, answers: PolicyAnswers) -> PolicyAnswers:
+        progress(f"   {name}: {answers.stars:.1f} stars; for example: {answers.texts[0].strip()!r}")
         return answers
 
-    def _start_engine(self) -> str:
-        port = ports.choose(ports.ENGINE_PORT)
-        url = f"http://127.0.0.1:{port}"
-        arguments = ("engine", "serve", "--model", MODEL, "--device", self._device, "--port", str(port))
-        replicas = ("--replicas", str(self._engine_replicas))
-        self._processes.serve(
-            "engine",
-            (*arguments, *replicas, "--state-dir", str(self._folder / "engine")),
-            lambda: fetch_json(f"{url}/health") is not None,
-        )
-        return url
+    with act.stage(f"the base model answers {recipe.held_out} held-out questions", "base"):
+        base = shown(BASE, stages.evaluate())
+    with act.stage(f"it answers {recipe.questions} other questions, and a rule rates the answers", "answers"):
+        progress(f"   {rule.DESCRIPTION}")
+        files = stages.collect()
+        progress(f"   {files.answers} answers, {files.stars:.1f} stars on average")
+    with act.stage(f"DPO, {recipe.dpo_steps} steps of {recipe.batch} pairs", "DPO"):
+        preferred = stages.dpo(files)
+        dpo = shown(AFTER_DPO, stages.evaluate(preferred["sampler"]))
+    with act.stage(f"reward model, {recipe.reward_steps} steps of {recipe.batch} pairs", "reward model"):
+        model = stages.reward(files)
+        report = model["held_out"]
+        progress(f"   right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs")
+    size = f"{recipe.rl_steps} steps of {recipe.rl_batch} answers"
+    with act.stage(f"RLHF: from DPO's policy on, rewarded by the reward model, {size}", "RLHF"):
+        trained, curve = stages.rlhf(files, model["run_dir"], kl=recipe.kl, start=preferred["weights"])
+        rlhf = shown(AFTER_RLHF, stages.evaluate(trained["sampler"]))
+    return FeedbackOutcome(
+        act.name,
+        act.device,
+        ((BASE, base), (AFTER_DPO, dpo), (AFTER_RLHF, rlhf)),
+        {AFTER_DPO: preferred["sampler"], AFTER_RLHF: trained["sampler"]},
+        files.answers,
+        files.stars,
+        report,
+        tuple(curve),
+        sum(stage.seconds for stage in act.stages),
+        act.folder,
+    )
 
 
 def text(outcome: FeedbackOutcome) -> str:
@@ -197,14 +119,10 @@ def text(outcome: FeedbackOutcome) -> str:
             else (f"{wins['mean']:.0%}", f"({wins['low']:.0%} to {wins['high']:.0%})")
         )
         rows.append((name, f"{answers.stars:.2f}", *shares, *compared))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = "\n".join(
-        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
-    )
     report = outcome.reward_model
     examples = "\n".join(f"  {name:12} {answers.texts[0].strip()!r}" for name, answers in outcome.policies)
     return (
-        f"{table}\n\n"
+        f"{text_table(rows)}\n\n"
         f"reward model: right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs, "
         f"calibration error {report['ece']:.3f}\n{_rlhf_line(outcome.curve)}\n\n{examples}\n\n"
         f"{duration(outcome.seconds)} on {outcome.device}; everything is in {outcome.folder}\n\n"
@@ -234,4 +152,4 @@ def next_commands(outcome: FeedbackOutcome) -> str:
         ("hermes rate queue", "rate your own conversations"),
         ("hermes improve", "and learn from them"),
     )
-    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)
+    return command_list(commands)

@@ -16,15 +16,15 @@ from hermes.batch.workers.pool import Pool, RunOptions
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.config.load import load
 from hermes.config.paths import db_path
-from hermes.core import JSONObject, RaterSource, Rating, RatingKind, new_id
-from hermes.core.clock import now_ms
+from hermes.core import JSONObject, RaterSource
+from hermes.core.rating import RatingDraft
 from hermes.core.stats import Interval, interval
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
+from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
-from hermes.quickstart.recipe import MODEL
 from hermes.store import Filter, Reader, Writer
 from hermes.training.session import ProgressCallback
 
@@ -97,17 +97,8 @@ def rate_answers(run_name: str) -> dict[str, RuleVerdict]:
     verdicts = {trajectory_id: judge(text) for trajectory_id, text in answers.items()}
     with Writer(path) as writer:
         for trajectory_id, verdict in verdicts.items():
-            writer.add_rating(
-                Rating(
-                    id=new_id(),
-                    trajectory_id=trajectory_id,
-                    kind=RatingKind.SCORE,
-                    value=verdict.stars,
-                    rater=RATER,
-                    created_at_ms=now_ms(),
-                    source=RaterSource.REWARD,
-                )
-            )
+            draft = RatingDraft(trajectory_id, f"{verdict.stars:.0f}", RATER, source=RaterSource.REWARD)
+            writer.add_rating(draft.build())
     return verdicts
 
 

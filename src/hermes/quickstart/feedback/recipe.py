@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hermes.quickstart.feedback.answers import AnswerPlan
+from hermes.quickstart.pace import Cost
+
+_START_S = 75.0
+"""Starting the processes of all stages."""
+_ANSWER = Cost(0.1, 0.045)
+"""One answer that is only sampled."""
+_QUESTION = Cost(0.3, 0.12)
+"""The answers to one question under the reference of DPO."""
+_DPO_PAIR = Cost(0.0, 0.25)
+"""One pair in one step."""
+_REWARD_PAIR = Cost(0.0, 0.42)
+_RLHF_ANSWER = Cost(0.1, 0.4)
+"""One answer that is sampled, scored and trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,23 @@ class FeedbackRecipe:
     eval_share: float = 0.2
     evaluations: int = 4
     """On held-out pairs, during DPO or the training of the reward model."""
+
+    def estimate_s(self, pace_s: float) -> float:
+        """How long the whole recipe takes at this pace."""
+        answers = 3 * self.held_out + 2 * self.samples * self.questions
+        return (
+            _START_S
+            + answers * _ANSWER.at(pace_s)
+            + self.questions * _QUESTION.at(pace_s)
+            + self.dpo_steps * self.batch * _DPO_PAIR.at(pace_s)
+            + self.reward_steps * self.batch * _REWARD_PAIR.at(pace_s)
+            + self.rl_steps * self.rl_batch * _RLHF_ANSWER.at(pace_s)
+        )
+
+    @property
+    def size(self) -> str:
+        reward_model = f"{self.reward_steps} of the reward model"
+        return f"{self.dpo_steps} steps of DPO, {reward_model} and {self.rl_steps} of RLHF"
 
     def answers(self, seed: int) -> AnswerPlan:
         return AnswerPlan(self.samples, self.answer_tokens, 0.8, self.at_once, seed)

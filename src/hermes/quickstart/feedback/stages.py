@@ -14,6 +14,7 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.tasks.split import Split
+from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback import rule, true_reward
 from hermes.quickstart.feedback.answers import (
     PolicyAnswers,
@@ -23,7 +24,6 @@ from hermes.quickstart.feedback.answers import (
 )
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.recipe import MODEL
 from hermes.quickstart.warm_start import step_reporter
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup

@@ -22,8 +22,8 @@ from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
 from hermes.rl.checks.estimate import estimate, update_seconds
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
-from hermes.rl.checks.machine import has_gpu
 from hermes.rl.checks.replica_memory import missing_memory
+from hermes.rl.machine import has_gpu
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
@@ -74,7 +74,7 @@ def preflight(
     size = min(8, int(resolved.values["env.group_size"]))
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
     engine_log = folder / f"{stem}_engine.log"
-    fields = resolved.section("tinker")
+    fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
         raise HermesError(missing.problem, missing.fix)
     options = replace(EngineProcessOptions.from_fields(fields), replicas=1)

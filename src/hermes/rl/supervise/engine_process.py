@@ -1,4 +1,4 @@
-"""An engine on this machine for as long as a block of code needs one."""
+"""The command line of an engine on this machine, and an engine for as long as a block of code needs one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from urllib.parse import urlsplit
 
+from hermes.config.load import Config
+from hermes.config.paths import logs_dir
 from hermes.errors import HermesError
-from hermes.rl.supervise.process import HERMES, ProcessHandle, ProcessSpec, fetch_json, last_error
+from hermes.rl.config.fields import TrainerFields
+from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, fetch_json, last_error
+from hermes.training.options import RlOptions
+from hermes.training.service.client import is_ready
+from hermes.training.session import ProgressCallback, TrainingRunSpec
 
 _POLL_S = 0.05
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
@@ -31,16 +37,24 @@ class EngineProcessOptions:
     exact: bool = False
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> EngineProcessOptions:
+    def from_fields(cls, fields: TrainerFields) -> EngineProcessOptions:
         """`fields`: the section `tinker` of a run's configuration."""
         return cls(
-            dtype=fields.get("engine_dtype"),
-            memory_gib=fields.get("engine_memory_gib"),
-            kv_gib=fields.get("engine_kv_gib"),
-            quantize=None if fields.get("engine_quantize") == "none" else fields.get("engine_quantize"),
-            replicas=fields.get("engine_replicas"),
-            tensor_parallel_size=fields.get("engine_tensor_parallel_size"),
-            exact=bool(fields.get("engine_exact")),
+            dtype=None if fields.engine_dtype == "auto" else fields.engine_dtype,
+            memory_gib=fields.engine_memory_gib,
+            kv_gib=fields.engine_kv_gib,
+            quantize=None if fields.engine_quantize == "none" else fields.engine_quantize,
+            replicas=fields.engine_replicas,
+            tensor_parallel_size=fields.engine_tensor_parallel_size,
+            exact=fields.engine_exact,
+        )
+
+    def command(self, model: str, device: str, port: int, state_dir: Path) -> tuple[str, ...]:
+        """`hermes engine serve …`"""
+        return (
+            *(*HERMES, "engine", "serve", "--model", model, "--device", device),
+            *self.flags(),
+            *("--port", str(port), "--state-dir", str(state_dir)),
         )
 
     def flags(self) -> tuple[str, ...]:
@@ -60,6 +74,11 @@ class EngineProcessOptions:
 _DEFAULTS = EngineProcessOptions()
 
 
+def api_arguments(port: int, folder: Path) -> tuple[str, ...]:
+    """`hermes api …` for a run, whose books are in its folder."""
+    return ("api", "--port", str(port), "--state-dir", str(folder / "api"))
+
+
 @contextmanager
 def engine_process(
     model: str,
@@ -73,11 +92,7 @@ def engine_process(
     """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
     atomically, so none is left incomplete."""
     url = f"http://127.0.0.1:{port}"
-    command = (
-        *(*HERMES, "engine", "serve", "--model", model, "--device", device),
-        *options.flags(),
-        *("--port", str(port), "--state-dir", str(state_dir)),
-    )
+    command = options.command(model, device, port, state_dir)
     engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
     try:
         while fetch_json(f"{url}/health") is None:
@@ -88,3 +103,27 @@ def engine_process(
         yield url
     finally:
         engine.stop(grace_s=0)
+
+
+@contextmanager
+def run_engine(
+    config: Config, run: TrainingRunSpec, options: RlOptions, progress: ProgressCallback
+) -> Iterator[None]:
+    """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
+    url = run.connection.url
+    if not options.with_engine or not run.connection.local or is_ready(url):
+        yield
+        return
+    log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
+    progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
+    with engine_process(
+        run.lora.base_model,
+        config.settings.rl.device,
+        urlsplit(url).port or 80,
+        log,
+        config.home / "engine",
+        options=EngineProcessOptions(
+            dtype=options.engine_dtype, memory_gib=options.engine_memory_gib, kv_gib=options.engine_kv_gib
+        ),
+    ):
+        yield

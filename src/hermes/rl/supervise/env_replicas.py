@@ -16,7 +16,7 @@ from typing import Protocol
 
 from hermes.config.environment import ENV_REPLICA_VARIABLE
 from hermes.errors import HermesError
-from hermes.rl.supervise.process import (
+from hermes.rl.process import (
     HERMES,
     ProcessHandle,
     ProcessSpec,

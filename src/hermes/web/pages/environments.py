@@ -10,13 +10,13 @@ from hermes.disk.files import read_text
 from hermes.web.jobs import run_hermes
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.fields import discover, find_listed
+from hermes.web.runs.fields import find_listed
 
 _ACTIONS = ("check", "try")
 
 
 def show(request: WebRequest) -> Response:
-    discovery = discover(request.context)
+    discovery = request.context.environments()
     rows = [(environment, _last_check(request, environment.name)) for environment in discovery.environments]
     return request.page("environments.html", {"rows": rows, "broken": discovery.broken})
 
@@ -27,7 +27,7 @@ def act(request: WebRequest) -> Response:
     if action not in _ACTIONS:
         raise PageError(404, f"an environment cannot be asked to '{action[:40]}'")
     name = request.field("environment", max_chars=200)
-    environment = find_listed(discover(request.context), name)
+    environment = find_listed(request.context.environments(), name)
     title = f"Check of {name}" if action == "check" else f"One task of {name}, with the untrained policy"
     question = request.confirmation(title, [str(environment.path)], "/environments")
     if question is not None:

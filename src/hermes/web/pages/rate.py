@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from hermes.config.paths import db_path
 from hermes.core import Rating, Step, StepKind, Trajectory
+from hermes.core.rating import RatingDraft
 from hermes.data.where import parse
 from hermes.disk.files import atomic_write, read_text
 from hermes.ratings import QueueRule, QueueSettings, RatingDesk, RatingMode
@@ -24,14 +25,7 @@ from hermes.store.browse.reader import BrowseReader, WindowStep
 from hermes.store.rating.queues import item_key
 from hermes.web.pages.compare import shared_messages
 from hermes.web.query import TrajectoryQuery, parse_query
-from hermes.web.rating.modes import (
-    MODES,
-    ModeView,
-    SentDecision,
-    checked_id,
-    get_mode,
-    make_event,
-)
+from hermes.web.rating.modes import MODES, ModeView, checked_id, get_mode
 from hermes.web.render.transcript import StepCard, StepVerdicts, make_cards
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
@@ -97,10 +91,10 @@ def record(request: WebRequest) -> Response:
             _desk(request).release(queue, item, rater, skip=True)
         request.context.leases.skip(mode.name, item, rater)
         return JSONResponse({"skipped": True}) if request.from_script else RedirectResponse(back, 303)
-    event = make_event(_sent(request, mode), rater)
+    draft = _draft(request, mode, rater)
     with request.context.reader() as reader:
-        reader.head(event.trajectory_id)
-    request.context.writer().add_rating(event).result()
+        reader.head(draft.trajectory_id)
+    event = _desk(request).record(draft)
     if queue:
         _desk(request).release(queue, item, rater)
     request.context.leases.release(mode.name, item, rater)
@@ -180,17 +174,30 @@ def _mode(request: WebRequest, queue: str) -> ModeView:
     return get_mode(request.choice("mode", tuple(MODES)))
 
 
-def _sent(request: WebRequest, mode: ModeView) -> SentDecision:
-    return SentDecision(
-        request.field("id", max_chars=100),
-        mode.name,
-        request.field("decision", max_chars=100),
-        request.field("trajectory", max_chars=64),
-        request.field("other", max_chars=64) or None,
-        request.form_integer("step"),
-        request.field("comment"),
-        _elapsed_ms(request),
-        request.field("queue", max_chars=200) or None,
+def _draft(request: WebRequest, mode: ModeView, rater: str) -> RatingDraft:
+    """The decision that the page sends for one key; PageError (400) names what is missing."""
+    button = mode.button(request.field("decision", max_chars=100))
+    first, other = (request.field(name, max_chars=64) for name in ("trajectory", "other"))
+    step = request.form_integer("step")
+    if mode.pairwise and not other:
+        raise PageError(400, "a pair needs two trajectories")
+    if mode.stepwise and step is None:
+        raise PageError(400, "the rating of a step needs its index")
+    second = other if mode.pairwise else None
+    return RatingDraft(
+        first,
+        button.verdict,
+        rater,
+        other_id=second,
+        step_index=step if mode.stepwise else None,
+        per_step=mode.stepwise,
+        strength=button.strength,
+        comment=request.field("comment"),
+        elapsed_ms=_elapsed_ms(request),
+        shown_first=first if mode.pairwise else None,
+        queue=request.field("queue", max_chars=200) or None,
+        item=item_key(first, second),
+        id=checked_id(request.field("id", max_chars=100)),
     )
 
 

@@ -14,7 +14,7 @@ from hermes.errors import HermesError
 from hermes.web.jobs import run_hermes
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
-from hermes.web.runs.fields import FormField, discover, find_listed, read_fields
+from hermes.web.runs.fields import FormField, find_listed, read_fields
 
 _PREFIX = "field."
 _ACTIONS = {"start": "Run", "preflight": "Preflight"}
@@ -31,7 +31,7 @@ def submit(request: WebRequest) -> Response:
     if action not in _ACTIONS:
         raise PageError(400, f"a form cannot be sent to '{action}'", f"It is one of: {', '.join(_ACTIONS)}.")
     name = request.field("environment", max_chars=200)
-    environment = find_listed(discover(request.context), name)
+    environment = find_listed(request.context.environments(), name)
     unlock = request.field("unlock") == "1"
     fields = read_fields(request.context.home, name)
     edits = _edits(request, fields, unlock)
@@ -71,7 +71,7 @@ def _preflight(request: WebRequest, name: str, edits: dict[str, str], unlock: bo
 def _form(
     request: WebRequest, name: str, edits: dict[str, str] | None = None, problem: HermesError | None = None
 ) -> Response:
-    discovery = discover(request.context)
+    discovery = request.context.environments()
     fields: list[FormField] = []
     if name:
         environment = find_listed(discovery, name)

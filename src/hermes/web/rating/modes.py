@@ -1,4 +1,4 @@
-"""The four ways to rate, and what each decision is as a rating event. Pure."""
+"""The four ways to rate: their questions, buttons and keys. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hermes.core import Rating, RatingKind
-from hermes.core.clock import now_ms
-from hermes.core.rating import STRENGTHS, preference_value
-from hermes.store.rating.queues import item_key
+from hermes.core import RatingKind
+from hermes.core.rating import STRENGTHS
 from hermes.web.responses import PageError
 
 _ID = re.compile(r"[A-Za-z0-9-]{16,64}")
@@ -22,8 +20,9 @@ class RatingButton:
     name: str
     label: str
     key: str
-    kind: RatingKind
-    value: float
+    verdict: str
+    """As `RatingDraft` words it; the trajectory on the left is a."""
+    strength: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,14 @@ class ModeView:
     kinds: tuple[RatingKind, ...]
     """Events that count as this way of rating."""
 
+    def button(self, name: str) -> RatingButton:
+        """PageError (400): there is none of that name."""
+        button = next((entry for entry in self.decisions if entry.name == name), None)
+        if button is None:
+            names = ", ".join(entry.name for entry in self.decisions)
+            raise PageError(400, f"'{name[:40]}' is no decision of {self.title}", f"One of: {names}.")
+        return button
+
     @property
     def pairwise(self) -> bool:
         return self.name == "pair"
@@ -44,7 +51,6 @@ class ModeView:
         return self.name == "step"
 
 
-_PAIR, _STEP = RatingKind.PAIR, RatingKind.STEP
 MODES = MappingProxyType(
     {
         mode.name: mode
@@ -54,8 +60,8 @@ MODES = MappingProxyType(
                 "Thumbs",
                 "Is this good?",
                 (
-                    RatingButton("good", "Good", "y", RatingKind.THUMB, 1.0),
-                    RatingButton("bad", "Bad", "n", RatingKind.THUMB, -1.0),
+                    RatingButton("good", "Good", "y", "good"),
+                    RatingButton("bad", "Bad", "n", "bad"),
                 ),
                 (RatingKind.THUMB,),
             ),
@@ -64,7 +70,7 @@ MODES = MappingProxyType(
                 "1 to 5",
                 "How good is this?",
                 tuple(
-                    RatingButton(str(value), label, str(value), RatingKind.SCORE, float(value))
+                    RatingButton(str(value), label, str(value), str(value))
                     for value, label in enumerate(("useless", "poor", "fair", "good", "excellent"), 1)
                 ),
                 (RatingKind.SCORE,),
@@ -74,55 +80,30 @@ MODES = MappingProxyType(
                 "Pairs",
                 "Which is better?",
                 (
-                    RatingButton("left", "Left", "ArrowLeft", _PAIR, preference_value(1)),
-                    RatingButton(
-                        "much-left", "Left, much", "Shift+ArrowLeft", _PAIR, preference_value(1, STRENGTHS)
-                    ),
-                    RatingButton("tie", "Tie", "=", _PAIR, 0.0),
-                    RatingButton("right", "Right", "ArrowRight", _PAIR, preference_value(-1)),
-                    RatingButton(
-                        "much-right",
-                        "Right, much",
-                        "Shift+ArrowRight",
-                        _PAIR,
-                        preference_value(-1, STRENGTHS),
-                    ),
-                    RatingButton("both-bad", "Both bad", "x", RatingKind.BOTH_BAD, -1.0),
+                    RatingButton("left", "Left", "ArrowLeft", "a"),
+                    RatingButton("much-left", "Left, much", "Shift+ArrowLeft", "a", STRENGTHS),
+                    RatingButton("tie", "Tie", "=", "tie"),
+                    RatingButton("right", "Right", "ArrowRight", "b"),
+                    RatingButton("much-right", "Right, much", "Shift+ArrowRight", "b", STRENGTHS),
+                    RatingButton("both-bad", "Both bad", "x", "both_bad"),
                 ),
-                (_PAIR, RatingKind.BOTH_BAD),
+                (RatingKind.PAIR, RatingKind.BOTH_BAD),
             ),
             ModeView(
                 "step",
                 "Steps",
                 "Is this step good?",
                 (
-                    RatingButton("step-good", "Good", "+", _STEP, 1.0),
-                    RatingButton("step-neutral", "Neutral", "0", _STEP, 0.0),
-                    RatingButton("step-bad", "Bad", "-", _STEP, -1.0),
-                    RatingButton("first-bad", "First bad step", "b", RatingKind.FIRST_BAD, -1.0),
+                    RatingButton("step-good", "Good", "+", "good"),
+                    RatingButton("step-neutral", "Neutral", "0", "neutral"),
+                    RatingButton("step-bad", "Bad", "-", "bad"),
+                    RatingButton("first-bad", "First bad step", "b", "first_bad"),
                 ),
-                (_STEP, RatingKind.FIRST_BAD),
+                (RatingKind.STEP, RatingKind.FIRST_BAD),
             ),
         )
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SentDecision:
-    """What the page sends for one key."""
-
-    event_id: str
-    """Made by the page: the same decision sent twice is one event."""
-    mode: str
-    decision: str
-    trajectory_id: str
-    other_id: str | None = None
-    step_index: int | None = None
-    comment: str | None = None
-    elapsed_ms: float | None = None
-    queue: str | None = None
-    """The queue that offered it; None: it was drawn from everything."""
 
 
 def get_mode(name: str) -> ModeView:
@@ -136,32 +117,3 @@ def checked_id(event_id: str) -> str:
     if not _ID.fullmatch(event_id):
         raise PageError(400, "the rating has no proper id", "Load the page again.")
     return event_id
-
-
-def make_event(sent: SentDecision, rater: str) -> Rating:
-    """PageError (400) names what is missing; the store checks the rest."""
-    checked_id(sent.event_id)
-    mode = get_mode(sent.mode)
-    decision = next((entry for entry in mode.decisions if entry.name == sent.decision), None)
-    if decision is None:
-        names = ", ".join(entry.name for entry in mode.decisions)
-        raise PageError(400, f"'{sent.decision[:40]}' is no decision of {mode.title}", f"One of: {names}.")
-    if mode.pairwise and not sent.other_id:
-        raise PageError(400, "a pair needs two trajectories")
-    if mode.stepwise and sent.step_index is None:
-        raise PageError(400, "the rating of a step needs its index")
-    return Rating(
-        id=sent.event_id,
-        trajectory_id=sent.trajectory_id,
-        kind=decision.kind,
-        value=decision.value,
-        rater=rater,
-        created_at_ms=now_ms(),
-        other_id=sent.other_id if mode.pairwise else None,
-        step_index=sent.step_index if mode.stepwise else None,
-        comment=sent.comment or None,
-        elapsed_ms=sent.elapsed_ms,
-        shown_first=sent.trajectory_id if mode.pairwise else None,
-        queue=sent.queue,
-        item=item_key(sent.trajectory_id, sent.other_id if mode.pairwise else None),
-    )

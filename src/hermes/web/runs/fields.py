@@ -16,11 +16,9 @@ from typing import Any
 
 from hermes.config.environment import without_stored
 from hermes.core import JSONObject
-from hermes.envs.cli.discover import Discovery, EnvironmentInfo, environment_folders
+from hermes.envs.cli.discover import Discovery, EnvironmentInfo
 from hermes.errors import HermesError, UsageError
 from hermes.rl.config.resolve import EnvSelection, list_environments, resolve
-from hermes.web.caches import modified
-from hermes.web.context import WebContext
 
 _PATIENCE_S = 60.0
 FIRST = (
@@ -62,17 +60,6 @@ def find_listed(discovery: Discovery, name: str) -> EnvironmentInfo:
         if environment.name == name:
             return environment
     raise UsageError(f"there is no environment '{name[:80]}'", "The page Environments lists them.")
-
-
-def discover(context: WebContext) -> Discovery:
-    """The listed environments; their files are parsed again only when one changes."""
-    config = context.config()
-    extra = [Path(folder).expanduser() for folder in config.settings.rl.environments]
-    folders = environment_folders(context.home, extra)
-    files = [
-        path for folder in folders for path in ([folder] if folder.is_file() else folder.glob("**/*.py"))
-    ]
-    return context.environments.get(modified(files), lambda: list_environments(config))
 
 
 def read_fields(home: Path, name: str) -> list[FormField]:

@@ -1,0 +1,166 @@
+"""What the acts of the quickstart share: a folder, one engine process, numbered stages, a recipe that fits.
+
+One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
+in the folder, so that it can be repeated by hand.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Generic
+
+from hermes.core.durations import duration
+from hermes.disk.files import ensure_dir
+from hermes.errors import HermesError
+from hermes.quickstart import pace
+from hermes.quickstart.pace import Recipe
+from hermes.rl.process import fetch_json
+from hermes.rl.supervise import ports
+from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.training.session import ProgressCallback
+
+MODEL = "hermes/smollm2"
+_LOCAL = {
+    "TINKER_API_KEY": "tml-local",
+    "HERMES_ENGINE_TOKEN": "",
+    "HERMES_API_TOKEN": "",
+    "WANDB_API_KEY": "",
+}
+"""No account of the user is used: everything stays on this machine."""
+_COUNTS_S = 30.0
+_PREFIX = "hermes_engine_"
+
+
+@dataclass(frozen=True, slots=True)
+class ActOptions(Generic[Recipe]):
+    recipes: tuple[Recipe, ...]
+    """Largest first; on a CPU the machine's pace decides which one is used."""
+    device: str
+    """cpu or cuda."""
+    output: Path
+    """The folder in which the folder of this act is created."""
+    engine_replicas: int = 1
+    """Worker processes of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTokens:
+    """Token counters of the engine."""
+
+    sampled: int = 0
+    trained: int = 0
+
+    def since(self, before: EngineTokens) -> EngineTokens:
+        return EngineTokens(self.sampled - before.sampled, self.trained - before.trained)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    seconds: float
+    tokens: EngineTokens
+
+
+class Act(Generic[Recipe]):
+    """One run of an act. `recipe` and `engine_url` are set by `start_engine`."""
+
+    def __init__(
+        self,
+        options: ActOptions[Recipe],
+        name: str,
+        folder: Path,
+        processes: ProcessGroup,
+        progress: ProgressCallback,
+    ) -> None:
+        self.device, self.name, self.folder = options.device, name, folder
+        self.processes, self.progress = processes, progress
+        self.recipe = options.recipes[0]
+        self.engine_url = ""
+        self.stages: list[Stage] = []
+        self._options = options
+
+    def start_engine(self, while_loading: Callable[[], object] = lambda: None) -> None:
+        """Also chooses the recipe for this machine, and prints how long it takes.
+
+        `while_loading` is called while the engine loads the model, which uses only one core.
+        """
+        with self.stage(f"the engine loads {MODEL} on {self.device}", "start"):
+            port = ports.choose(ports.ENGINE_PORT)
+            url = f"http://127.0.0.1:{port}"
+            self.processes.start(
+                "engine",
+                (
+                    *("engine", "serve", "--model", MODEL, "--device", self.device),
+                    *("--replicas", str(self._options.engine_replicas)),
+                    *("--port", str(port), "--state-dir", str(self.folder / "engine")),
+                ),
+            )
+            while_loading()
+            self.processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
+            self.engine_url = url
+            if self.device == "cpu":  # on a GPU it is always the same recipe
+                pace_s = pace.measure_pace(url)
+                self.recipe = pace.fit(self._options.recipes, pace_s)
+                self.progress(pace.announce(self._options.recipes, self.recipe, pace_s))
+
+    @contextmanager
+    def stage(self, heading: str, name: str) -> Iterator[None]:
+        """Prints the heading with its number, and keeps the time and tokens of the block under `name`."""
+        self.progress(f"{len(self.stages) + 1}. {heading}")
+        began_s, before = time.monotonic(), self._tokens()
+        try:
+            yield
+        except HermesError:
+            self.processes.check()  # a failed process is the better explanation
+            raise
+        self.stages.append(Stage(name, time.monotonic() - began_s, self._tokens().since(before)))
+        self.progress(f"   {duration(self.stages[-1].seconds)}")
+
+    def _tokens(self) -> EngineTokens:
+        return engine_tokens(self.engine_url) if self.engine_url else EngineTokens()
+
+
+@contextmanager
+def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback) -> Iterator[Act[Recipe]]:
+    """An act in a folder of its own. All its processes are stopped at the end, whatever ends it."""
+    name = f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = ensure_dir(options.output.absolute() / name)
+    progress(f"everything is written to {folder}")
+    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
+        yield Act(options, name, folder, processes, progress)
+
+
+def engine_tokens(engine_url: str) -> EngineTokens:
+    """Tokens that the engine has sampled and trained on since it was started."""
+    try:
+        with urllib.request.urlopen(f"{engine_url}/metrics", timeout=_COUNTS_S) as response:
+            values = read_counts(response.read().decode())
+    except OSError as error:
+        raise HermesError(f"the engine at {engine_url} does not respond: {error}", "see its log") from error
+    return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))
+
+
+def read_counts(page: str) -> dict[str, float]:
+    """A Prometheus page as name (without the prefix) → value."""
+    rows = [line.split() for line in page.splitlines() if line.startswith(_PREFIX)]
+    return {name.removeprefix(_PREFIX): float(value) for name, value in rows}
+
+
+def text_table(rows: list[tuple[str, ...]]) -> str:
+    """The rows with the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
+    )
+    return "\n".join(lines)
+
+
+def command_list(commands: tuple[tuple[str, str], ...]) -> str:
+    """(command, purpose) lines of what to try next."""
+    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)
