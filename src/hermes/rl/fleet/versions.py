@@ -5,18 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES
 from hermes.engine.server.client import request_json
 from hermes.errors import HermesError
+from hermes.serving.fetch import fetch_file
 
 _POLICY = "policy"
 _SCHEME = "tinker://"
 _TIMEOUT_S = 600.0
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ class VersionSource:
 
 def _download(url: str, target: Path) -> None:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
-            shutil.copyfileobj(response, file, _CHUNK_BYTES)
+        fetch_file(url, target, _TIMEOUT_S)
     except OSError as error:
         raise HermesError(f"the adapter cannot be fetched from the engine: {error}") from error

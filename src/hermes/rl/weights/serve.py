@@ -9,13 +9,13 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from hermes.errors import UsageError
-from hermes.rl.process import fetch_json
 from hermes.rl.run import RlRun
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import EngineProcessOptions
 from hermes.rl.weights.export import export_merged
 from hermes.rl.weights.source import choose_checkpoint, run_source
+from hermes.serving.fetch import fetch_json
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
