@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from hermes.errors import HermesError
 from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.progress import BatchMeter, StageMeter
+from hermes.serving.fetch import fetch
 from hermes.store import Filter, Reader, Writer
 from hermes.training.session import ProgressCallback
 
@@ -158,12 +158,9 @@ def _ask(engine_url: str, weights: str, text: str, answer_tokens: int) -> str:
         "temperature": 0,
         "max_tokens": answer_tokens,
     }
-    request = urllib.request.Request(
-        f"{engine_url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            content = json.load(response)["choices"][0]["message"]["content"]
+        response = fetch(f"{engine_url}/v1/chat/completions", body, timeout_s=_PATIENCE_S)
+        content = json.loads(response)["choices"][0]["message"]["content"]
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not answer: {error}", "see its log") from error
     return str(content or "")
