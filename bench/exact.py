@@ -24,8 +24,15 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hermes.engine.bench.run import engine_figures, generate, grpo_step, train, training_data
-from hermes.engine.bench.workload import GRPO_STEP, Workload
+from hermes.engine.bench.run import (
+    GRPO_STEP,
+    Workload,
+    engine_figures,
+    generate,
+    grpo_step,
+    train,
+    training_data,
+)
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.types import (

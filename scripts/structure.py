@@ -2,8 +2,8 @@
 
     python scripts/structure.py [ROOT] [--json]
 
-ROOT is a checkout (default: this one), so that two commits can be compared. Only the source is parsed; nothing
-of it is imported. tests/test_structure.py holds the limits.
+ROOT is a checkout (default: this one), so that two commits can be compared. The source is parsed and not imported, but for
+the command line of this checkout, whose commands, options and flags are counted. tests/test_structure.py holds the limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ast
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +54,11 @@ class Structure:
     """Modules that exactly one other module imports."""
     fragments: list[str]
     """Of these, the ones under 90 lines whose importer is in the same folder."""
+    commands: int | None = None
+    """Of the installed `hermes`, as its help lists them; None: another checkout is measured."""
+    options: int | None = None
+    flags: int | None = None
+    """Distinct long flags; an option that is not listed, or a former spelling of one, does not count."""
 
 
 @cache
@@ -210,6 +215,32 @@ def measure(root: Path) -> Structure:
     )
 
 
+def count_commands() -> tuple[int, int, int]:
+    """Commands, options and distinct flags that the help of the installed `hermes` lists."""
+    import click
+
+    from hermes.cli.main import cli
+    from hermes.cli.options import RenamedOption
+
+    commands = options = 0
+    flags: set[str] = set()
+    pending: list[click.Command] = [cli]
+    while pending:
+        command = pending.pop()
+        context = click.Context(command)
+        is_group = isinstance(command, click.Group)
+        commands += not is_group or command.invoke_without_command
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                options += 1
+                names = parameter.opts[:1] if isinstance(parameter, RenamedOption) else parameter.opts
+                flags.update(name for name in (*names, *parameter.secondary_opts) if name.startswith("--"))
+        if isinstance(command, click.Group):
+            listed = (command.get_command(context, name) for name in command.list_commands(context))
+            pending += [subcommand for subcommand in listed if subcommand and not subcommand.hidden]
+    return commands, options, len(flags)
+
+
 def _package(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
@@ -220,6 +251,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     arguments = parser.parse_args()
     structure = measure(arguments.root)
+    if arguments.root.resolve() == Path(__file__).resolve().parents[1]:
+        commands, options, flags = count_commands()
+        structure = replace(structure, commands=commands, options=options, flags=flags)
     if arguments.json:
         print(json.dumps(asdict(structure), indent=1))
         return
@@ -235,6 +269,8 @@ def main() -> None:
     share = structure.vague_bindings / structure.bindings
     print(f"vague local names           {structure.vague_bindings:,} of {structure.bindings:,} ({share:.1%})")
     print(f"modules with one importer   {structure.single_importer}")
+    if structure.commands is not None:
+        print(f"commands, options, flags    {structure.commands}, {structure.options}, {structure.flags}")
     print(f"short ones in its folder    {len(structure.fragments)}")
 
 

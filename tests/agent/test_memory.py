@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.build import RolloutPlan, UserCallbacks, open_writer
+from hermes.agent.build import RolloutPlan, UserCallbacks, add_memory, open_writer, strip_memory
 from hermes.agent.chat import Conversation
-from hermes.agent.memory import add_memory, strip_memory
 from hermes.config.paths import db_path
 from hermes.core import Fact, FactAuthor, Message, Source
 from hermes.data.formats.sharegpt import conversations

@@ -1,54 +1,92 @@
-"""A command's options object has the fields that its command line sets."""
+"""A command's options are declared once: `hermes rl` and `hermes train grpo` have the same bounds, defaults
+and help, and what a process is started with is read back as it was."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from hermes.cli.batch.bench import BenchOptions, bench
-from hermes.cli.batch.command import batch
-from hermes.cli.batch.options import BatchOptions
-from hermes.cli.chat.options import ChatOptions
-from hermes.cli.compress.command import compress
-from hermes.cli.compress.options import CompressOptions
-from hermes.cli.data.export import ExportOptions, export
-from hermes.cli.main import cli
-from hermes.cli.options import FilterOptions
-from hermes.cli.train.command import grpo, ppo, rlhf, sft
-from hermes.cli.train.options import RlOptions, SftOptions
-from hermes.cli.train.preference import dpo, kto
-from hermes.cli.train.preference_run import DpoOptions, KtoOptions
-from hermes.cli.train.rlhf import RlhfOptions
+from hermes.cli.model_options import model_options, parse_model
+from hermes.cli.train.command import train
+from hermes.config.option import command_words, option
+from hermes.rl.config.fields import TrainerFields, fields_of
+from hermes.training.options import RlFields, RlhfOptions, RlOptions, SftOptions, size_defaults
 
-_FILTERS = {field.name for field in fields(FilterOptions)}
-_RLHF = {field.name for field in fields(RlhfOptions)}
+_GRPO = train.commands["grpo"]
+
+
+def test_the_two_doors_to_the_trainer_have_the_same_fields() -> None:
+    doors = {parameter.name: parameter for parameter in _GRPO.params}
+    defaults = TrainerFields().model_dump(mode="json")
+    unset = (None, "", False)
+    for name, info in fields_of("tinker", TrainerFields, defaults).items():
+        parameter = doors.get(name.removeprefix("tinker."))
+        if not isinstance(parameter, click.Option):
+            continue
+        bounds = (getattr(parameter.type, "min", None), getattr(parameter.type, "max", None))
+        default = ",".join(info.default) if isinstance(info.default, list) else info.default
+        assert (bounds, parameter.help) == ((info.minimum, info.maximum), info.description), name
+        assert default in unset or parameter.default == default, name
+    assert set(RlFields.model_fields) <= set(doors), "none of the shared fields is missing"
+
+
+def test_what_a_trainer_is_started_with_is_read_back() -> None:
+    values: dict[str, Any] = {
+        "base_model": "m",
+        "lora_targets": ["attn", "unembed"],
+        "clip": [0.8, 1.28],
+        "no_wandb": True,
+        "with_engine": False,
+        "extra_sinks": ("tensorboard", "trackio"),
+        "learning_rate": 1e-4,
+        "advantage": "std",
+        "teacher_url": "",
+        "run_dir": Path("x"),
+    }
+    words = command_words(RlOptions, values)
+    options = parse_model(RlOptions, _GRPO.make_context("grpo", list(words)))
+    stated = {name: value for name, value in values.items() if value not in (False, "")}
+    assert {name: getattr(options, name) for name in stated} == stated
+    assert options.model_fields_set == set(stated), "all else has the model's own default"
+
+
+def test_defaults_follow_the_size_of_the_model_where_nobody_chose() -> None:
+    small, large = RlOptions(), RlOptions(base_model="org/model-8B")
+    assert (small.steps, small.sequences, small.max_tokens) == (100, 32, 2048)
+    assert (large.steps, large.sequences, large.max_tokens) == (2500, 128, 9000)
+    assert RlOptions(batch_size=5).sequences == 5
+    assert size_defaults("hermes/smollm2").learning_rate > size_defaults("org/model-8B").learning_rate
+    assert SftOptions(base_model="org/model-8B").max_tokens == 2048
+    assert RlhfOptions(reward_model="r").kl_coefficient > RlOptions().kl_coefficient == 0
+
+
+class _Small(RlFields):
+    number: int = option(3, "A number.", "--count", former=("--amount",), ge=1, le=9)
 
 
 @pytest.mark.parametrize(
-    ("command", "options_class", "without_field", "without_parameter"),
+    ("words", "said"),
     [
-        (
-            batch,
-            BatchOptions,
-            {"api_key", "batch_size", "config_file", "list_distributions", "verbose", "log_prefix_chars"},
-            set(),
-        ),
-        (bench, BenchOptions, set(), set()),
-        (cli, ChatOptions, {"version"}, set()),
-        (compress, CompressOptions, {"config_file", "named_source"}, set()),
-        (export, ExportOptions, {"listing", "delete", "yes", *_FILTERS}, {"filters"}),
-        (sft, SftOptions, _FILTERS, {"filters"}),
-        (grpo, RlOptions, {"config_file", "group_size"}, set()),
-        (ppo, RlOptions, {"config_file", "group_size", *_RLHF, *_FILTERS}, {"loss"}),
-        (rlhf, RlOptions, {"config_file", "group_size", *_RLHF, *_FILTERS}, {"loss"}),
-        (dpo, DpoOptions, _FILTERS, {"filters"}),
-        (kto, KtoOptions, _FILTERS, {"filters"}),
+        (["--count", "10"], "'--count'"),
+        (["--lora-targets", "attn,head"], "'--lora-targets'"),
+        (["--rank", "0"], "'--rank'"),
     ],
 )
-def test_every_parameter_has_its_field(
-    command: click.Command, options_class: type, without_field: set[str], without_parameter: set[str]
-) -> None:
-    parameters = {parameter.name for parameter in command.params} - {"help"}
-    assert parameters - without_field == {field.name for field in fields(options_class)} - without_parameter
+def test_a_value_that_does_not_fit_is_refused_by_its_flag(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(_command, words)
+    assert result.exit_code == 2 and said in result.output
+
+
+def test_a_former_name_is_accepted_and_not_listed() -> None:
+    assert CliRunner().invoke(_command, ["--amount", "4"]).output == "4\n"
+    assert "--amount" not in CliRunner().invoke(_command, ["--help"]).output
+
+
+@click.command()
+@model_options(_Small)
+def _command(options: _Small) -> None:
+    click.echo(options.number)

@@ -151,13 +151,12 @@ def test_plain_python_finds_the_references_modules_and_the_users_own(tmp_path: P
     ],
 )
 async def test_a_loop_says_what_it_cannot_begin_with(messages: list[dict[str, str]], error: str) -> None:
-    from hermes.compat.agent_loop import HermesAgentLoop, TaskToolContext
-    from hermes.compat.reference_env import ReferenceAgentEnv
+    from hermes.compat.agent_loop import HermesAgentLoop, OriginalAgentEnv, TaskToolContext
     from hermes.envs.agent.config import HermesAgentEnvConfig
     from hermes.envs.servers.config import APIServerConfig
     from hermes.errors import UsageError
 
-    class Blank(ReferenceAgentEnv):
+    class Blank(OriginalAgentEnv):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             return 0.0
 

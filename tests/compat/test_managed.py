@@ -13,8 +13,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hermes.compat import atropos
-from hermes.compat.atropos.servers.managed import ManagedServer, ManagedServerAdapter
-from hermes.compat.atropos.servers.sequences import SequenceNode, SequenceTree
+from hermes.compat.atropos.servers.managed import (
+    ManagedServer,
+    ManagedServerAdapter,
+    SequenceNode,
+    SequenceTree,
+)
 from hermes.core import explicit_sampling
 from hermes.core.sequence import from_group
 from hermes.envs.servers.config import APIServerConfig

@@ -17,8 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason, ToolCall
-from hermes.data.curate.duplicates import NearDuplicates
-from hermes.data.curate.quality import Length
+from hermes.data.curate.base import Length, NearDuplicates
 from hermes.data.export import manifest
 from hermes.data.export.run import ExportPlan, export, preview
 from hermes.data.export.select import TrajectorySelection
@@ -309,7 +308,9 @@ def run_for(command: list[str], kill_after_s: float | None) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".arrow"])
+@pytest.mark.parametrize(
+    "ending", [".jsonl", *(pytest.param(ending, marks=pytest.mark.slow) for ending in (".parquet", ".arrow"))]
+)
 def test_a_full_disk_keeps_what_was_there_and_says_so(db: Path, small_disk: Path, ending: str) -> None:
     rng = random.Random(1)
     with Writer(db) as writer:

@@ -10,7 +10,7 @@ import pytest
 
 from hermes.config.paths import db_path
 from hermes.core import Message, ToolCall
-from hermes.data.curate.contamination import Contamination, EvalSet
+from hermes.data.curate.base import Contamination, EvalSet
 from hermes.store import Filter, Reader, Writer, migrations
 from tests import records
 from tests.cli.process import hermes

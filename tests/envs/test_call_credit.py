@@ -18,8 +18,14 @@ from hermes.core import JSONObject, ToolCall
 from hermes.core.sequence import MASKED
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tasks.functions.credit import CallMarks, CreditSegment, credit_segments, token_advantages
-from hermes.envs.tasks.functions.grading import grade_calls, mistakes
+from hermes.envs.tasks.functions.grading import (
+    CallMarks,
+    CreditSegment,
+    credit_segments,
+    grade_calls,
+    mistakes,
+    token_advantages,
+)
 from hermes.envs.tasks.functions.requests import CATEGORIES, ExpectedCall, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split
 from hermes.models.parsers import get_parser

@@ -15,12 +15,12 @@ from hermes.envs.rewards.judge import (
     Judge,
     JudgeRequest,
     Question,
+    Verdicts,
     heuristic,
     read_verdict,
     remove_judge_instructions,
 )
 from hermes.envs.rewards.result import GraderError
-from hermes.envs.rewards.verdicts import Verdicts
 from hermes.models.base import ChatRequest
 from hermes.models.open import open_model
 from tests.envs.judges import says

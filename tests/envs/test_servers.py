@@ -15,10 +15,10 @@ import pytest
 from hermes.core import explicit_sampling
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.phase import phase
+from hermes.envs.servers.base import AsyncSemWithAdaptiveWeight
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.engines import VLLMServer
 from hermes.envs.servers.manager import ServerManager, server_configs
-from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
 from tests.fakes.provider import FakeProvider, held, status, text
 from tests.waiting import await_until
 

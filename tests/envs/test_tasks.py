@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.envs.builtin.calculator import one_step, two_steps
+from hermes.envs.builtin.gsm8k import word_problem
 from hermes.envs.builtin.preference import instruction
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import GraderError
@@ -22,11 +23,9 @@ from hermes.envs.tasks import notes
 from hermes.envs.tasks.code_problems import code_problem
 from hermes.envs.tasks.corpus.pages import Lookup, make_lookup, page_at, page_path, pages, search
 from hermes.envs.tasks.functions.requests import functions_of, make_request
-from hermes.envs.tasks.jobs.checks import FileIs, TerminalJob, grade_job
-from hermes.envs.tasks.jobs.kinds import make_job
+from hermes.envs.tasks.jobs.kinds import FileIs, TerminalJob, grade_job, make_job
 from hermes.envs.tasks.reasoning import EVALUATING, PuzzleGrader, extract_answer, puzzles
 from hermes.envs.tasks.split import Split, distinct, draw, split_of
-from hermes.envs.tasks.word_problems import word_problem
 from hermes.errors import UsageError
 
 MAKERS: dict[str, Callable[[random.Random], Any]] = {

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hermes.rl.run import RlRun, RunStatus, last_step, now_ms
+from hermes.core.clock import now_ms
+from hermes.rl.process import ProcessSpec
+from hermes.rl.run import RlRun, RunStatus, last_step
 from hermes.rl.supervise.daemon import detach
-from hermes.rl.supervise.process import ProcessSpec
 from hermes.rl.supervise.supervisor import RunSupervisor
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ import pytest
 from hermes.config.load import load
 from hermes.errors import HermesError
 from hermes.rl import tool_handlers
-from hermes.rl.checks.machine import has_gpu
+from hermes.rl.machine import has_gpu
 from hermes.rl.run import find_run
 from tests.cli.process import failure
 from tests.rl.conftest import MakeHome
@@ -59,7 +59,7 @@ def test_the_agents_choice_is_what_the_run_trains(home_with: MakeHome, tmp_path:
     tool(home, "edit_config", field="base_model", value=str(other))
     started = tool(home, "start_training")
     about = find_run(home, started["run_id"]).config()
-    assert started["base_model"] == about["run"]["model"] == about["env"]["tokenizer_name"] == str(other)
+    assert started["base_model"] == about.run.model == about.env.get("tokenizer_name") == str(other)
 
 
 def test_a_person_may_name_any_model_and_the_agent_may_not(home_with: MakeHome, model: Path) -> None:

@@ -14,7 +14,8 @@ from hermes.errors import UsageError
 from hermes.rl.budget import RemainingBudget, charge_test, grant, remaining, spent_usd
 from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import RlRun, RunState, RunStatus, find_run
-from hermes.rl.supervise.plan import RunPlan, write_config
+from hermes.rl.run_config import RunConfig
+from hermes.rl.supervise.plan import RunPlan
 from hermes.training.service.token_meter import TokenMeter
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
@@ -39,7 +40,7 @@ def a_run(home: Path, run_id: str, task: str, state: RunState, hours: float = 1.
     """The record of a run, as `start` and a supervisor leave it."""
     run = RlRun(home, run_id)
     facts = {"task": task, "max_hours": None, "max_usd": None, "price": None, "service": None, "cwd": "/"}
-    write_config(run, {"env": {"total_steps": 40}, "run": {**facts, **about}})
+    RunConfig.parse({"env": {"total_steps": 40}, "run": {**facts, **about}}, "test").write(run.folder)
     ended_at_ms = int(hours * 3.6e6) + 1 if state.ended else None
     run.write_status(RunStatus(state, started_at_ms=1, ended_at_ms=ended_at_ms))
     run.metrics_path.write_text('{"step": 1}\n{"step": 30}\n')

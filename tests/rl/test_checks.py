@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hermes.rl.checks.inference_test import _run
+from hermes.rl.process import ProcessId
 from hermes.rl.run import RlRun, find_run, read_metrics
-from hermes.rl.supervise.process import ProcessId
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text

@@ -88,7 +88,7 @@ def test_a_full_disk_is_said_before_anything_is_started(small_disk: Path, model:
 def test_a_model_that_needs_a_gpu_fails_fast_without_one(home_with: MakeHome) -> None:
     home = home_with()
     change_settings(home, model="Qwen/Qwen3-8B")
-    from hermes.rl.checks.machine import has_gpu
+    from hermes.rl.machine import has_gpu
 
     if has_gpu():
         pytest.skip("this machine has a GPU")

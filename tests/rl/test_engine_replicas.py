@@ -14,9 +14,10 @@ from hermes.config.load import load
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.preflight import preflight
 from hermes.rl.checks.replica_memory import cpu_free_bytes, missing_on_cpu, missing_on_gpus
+from hermes.rl.config.fields import TrainerFields
 from hermes.rl.run import RunState, all_runs
 from hermes.rl.start import start
-from hermes.rl.supervise.engine_process import EngineProcessOptions
+from hermes.rl.supervise.engine_process import engine_options
 from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
 from tests.rl.world import how_it_ended, resolved_run, start_run
@@ -66,13 +67,20 @@ def test_ranks_of_a_replica_divide_the_base_model() -> None:
 
 
 def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
-    fields = {"engine_dtype": "float32", "engine_kv_gib": 0.5, "engine_replicas": 3, "engine_exact": True}
-    fields |= {"engine_quantize": "nf4", "engine_tensor_parallel_size": 2}
-    words = " ".join(EngineProcessOptions.from_fields(fields).flags())
-    assert (
-        words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --tensor-parallel-size 2 --exact"
+    fields = TrainerFields(
+        engine_dtype="float32",
+        engine_kv_gib=0.5,
+        engine_replicas=3,
+        engine_exact=True,
+        engine_quantize="nf4",
+        engine_tensor_parallel_size=2,
     )
-    assert EngineProcessOptions.from_fields({"engine_replicas": 1, "engine_quantize": "none"}).flags() == ()
+    words = " ".join(engine_options(fields, port=1, state_dir=Path("/s")).arguments())
+    assert words == (
+        "engine serve --dtype=float32 --quantize=nf4 --port=1 --replicas=3 --tensor-parallel-size=2 --exact "
+        "--kv-gib=0.5 --state-dir=/s"
+    )
+    assert engine_options(TrainerFields()).arguments() == ("engine", "serve")
 
 
 @pytest.mark.skipif(cpu_free_bytes() is None, reason="the system does not report its free memory")

@@ -14,7 +14,8 @@ from hermes.config.environment import ENV_REPLICA_VARIABLE
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.modes.pacing import EnvReplica, target_workers
 from hermes.rl.run import RlRun, RunState
-from hermes.rl.supervise.plan import RunPlan, with_ports, write_config
+from hermes.rl.run_config import RunConfig
+from hermes.rl.supervise.plan import RunPlan
 from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
 from tests.rl.env_group import Served
@@ -43,13 +44,15 @@ def test_a_run_has_a_process_for_every_replica(tmp_path: Path) -> None:
     about |= {"max_hours": None, "max_usd": None, "model": "m", "device": "cpu", "environment_file": "e.py"}
     env = {"max_batches_offpolicy": 1, "data_dir_to_save_evals": None, "wandb_name": None, "use_wandb": False}
     config = {"env": env, "openai": [{}], "run": about, "tinker": {"sinks": [], "env_replicas": 3}}
-    write_config(run, with_ports(config))
+    written = RunConfig.parse(config, "test")
+    written.assign_ports(about["ports"])
+    written.write(run.folder)
     processes = RunPlan(run).processes()
     assert [process.name for process in processes] == ["api", "engine", "trainer", "env-1", "env-2", "env-3"]
     assert [process.environ[ENV_REPLICA_VARIABLE] for process in processes[3:]] == ["1/3", "2/3", "3/3"]
     assert len({process.log for process in processes}) == 6
-    config["tinker"]["env_replicas"] = 1
-    write_config(run, config)
+    written.tinker = written.tinker.model_copy(update={"env_replicas": 1})
+    written.write(run.folder)
     assert [process.name for process in RunPlan(run).processes()][3:] == ["env"]
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from hermes.rl.process import ProcessId
 from hermes.rl.run import RlRun, RunState, last_step
-from hermes.rl.supervise.process import ProcessId
 from tests.rl.books import check_books, is_beyond
 from tests.rl.conftest import MakeHome
 from tests.rl.world import how_it_ended, start_run

@@ -12,7 +12,7 @@ from hermes.config.load import load
 from hermes.errors import ConfigError
 from hermes.rl.config.resolve import resolve, select
 from hermes.rl.run import RlRun
-from hermes.rl.service import engine_url, service_of
+from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.plan import RunPlan
 from tests.rl.plans import planned_run
@@ -29,9 +29,9 @@ def test_a_server_whose_port_was_taken_meanwhile_gets_another_one(tmp_path: Path
         run.log_path("api").write_text(f"error: cannot listen on 127.0.0.1 port {taken}: it is taken\n")
         assert plan.reassign_port("api")
         moved = run.config()
-    port = moved["run"]["ports"]["api"]
+    port = moved.run.ports["api"]
     assert port not in (0, taken, 8001)
-    assert moved["env"]["rollout_server_url"] == f"http://127.0.0.1:{port}"
+    assert moved.env.rollout_server_url == f"http://127.0.0.1:{port}"
     assert plan.cwd == run.folder, "where it was started is gone"
 
 
@@ -44,8 +44,11 @@ def test_a_port_that_is_promised_to_another_run_is_not_chosen() -> None:
 
 def test_with_a_service_elsewhere_the_environment_samples_from_the_trainer(tmp_path: Path) -> None:
     config = planned_run(tmp_path, 8000, "http://engine.example:8001").config()
-    assert engine_url(config["run"]) == "http://engine.example:8001"
-    assert config["openai"][0] == {"model_name": "policy", "base_url": "http://127.0.0.1:8001/v1"}
+    assert config.run.engine_url == "http://engine.example:8001"
+    assert config.openai[0].model_dump() == {
+        "model_name": "policy",
+        "base_url": "http://127.0.0.1:8001/v1",
+    }
 
 
 def test_where_a_run_trains_is_a_setting_then_a_variable_and_else_an_engine_of_its_own(
@@ -99,16 +102,16 @@ def test_what_hermes_train_takes_a_run_takes_too(tmp_path: Path) -> None:
         **{"run_id": run.run_id, "environment": "letters", "environment_file": "x.py", "service": None},
         **{"model": resolved.model, "device": "cpu", "ports": {"api": 1, "engine": 2}, "evaluates": True},
     }
-    run.config_path.write_text(resolved.as_yaml(section))
+    resolved.run_config(section).write(run.folder)
     commands = {spec.name: spec.command for spec in RunPlan(run).processes()}
     trainer = " ".join(commands["trainer"])
     for words in (
         *("--schedule=cosine", "--warmup-steps=3", "--epochs=2", "--loss=ppo", "--clip 0.8 1.28"),
-        *("--correction-cap=1.5", "--eval-patience=4", "--teacher-url=http://127.0.0.1:9/generate"),
+        *("--correction-cap=1.5", "--patience=4", "--teacher-url=http://127.0.0.1:9/generate"),
         *("--distill=0.5", "--eval-environment=x.py", "--eval-every=25"),
     ):
         assert words in trainer
-    assert "--dtype bfloat16 --memory-gib 3.5" in " ".join(commands["engine"])
+    assert "--dtype=bfloat16" in " ".join(commands["engine"])
     assert "--env.sampling_seed 0" in " ".join(commands["env"])
     from hermes.cli.train.command import train
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from hermes.config.load import Config, load
+from hermes.core.clock import now_ms
 from hermes.rl import tool_handlers
-from hermes.rl.run import RlRun, RunState, RunStatus, now_ms
-from hermes.rl.supervise.plan import write_config
-from hermes.rl.supervise.process import ProcessId
+from hermes.rl.process import ProcessId
+from hermes.rl.run import RlRun, RunState, RunStatus
+from hermes.rl.run_config import RunConfig
 from hermes.rl.tools import TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
@@ -99,7 +100,9 @@ def _record(home: Path, **about: Any) -> Config:
     """A run as its supervisor, trainer and environment leave it, while it goes on."""
     run = RlRun(home, "0123abcd")
     facts = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
-    write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts})
+    RunConfig.parse({"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": facts}, "test").write(
+        run.folder
+    )
     run.metrics_path.write_text(
         "".join(
             json.dumps({"step": step, "time_s": time.time(), "reward/mean": 0.5, "reward/positive": 0.75})

@@ -47,7 +47,7 @@ def ended_run(home: Path, state: RunState = RunState.STOPPED, step: int = 3) -> 
         **{"run_id": run.run_id, "environment": "letters", "model": resolved.model, "service": None},
         **{"environment_file": str(ENVIRONMENTS / "letters.py"), "ports": {"api": 8000, "engine": 8001}},
     }
-    run.config_path.write_text(resolved.as_yaml(section))
+    resolved.run_config(section).write(run.folder)
     run.write_status(RunStatus(state, started_at_ms=1_000, ended_at_ms=61_000))
     record = [step, "tinker://a/weights/s", "tinker://a/sampler_weights/s", None, False]
     state_file: dict[str, Any] = {"format": 1, "kind": "rl", "settings": {}, "kept": [record], "best": None}

@@ -10,6 +10,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.errors import UsageError
+from hermes.rl.config.fields import TrainerFields
 from hermes.rl.fleet.run_fleet import RunFleet
 from hermes.rl.run import RunState, all_runs
 from hermes.rl.start import start
@@ -24,7 +25,7 @@ from tests.waiting import wait_until
 
 def test_the_fields_of_a_run_become_the_command_of_its_fleet_and_the_address_of_its_environments() -> None:
     fleet = RunFleet.from_fields(
-        {"sampling_servers": ["http://a:1", "http://b:2/v1"], "sampling_server_type": "sglang"}
+        TrainerFields(sampling_servers=["http://a:1", "http://b:2/v1"], sampling_server_type="sglang")
     )
     assert fleet is not None
     command = " ".join(fleet.command("http://127.0.0.1:8001", Path("/run"), 8003))
@@ -36,8 +37,7 @@ def test_the_fields_of_a_run_become_the_command_of_its_fleet_and_the_address_of_
         *("--openai.base_url", "http://127.0.0.1:8003/v1"),
         *("--openai.server_type", "sglang"),
     )
-    assert RunFleet.from_fields({"sampling_servers": []}) is None
-    assert RunFleet.from_fields({}) is None
+    assert RunFleet.from_fields(TrainerFields()) is None
 
 
 def test_a_run_whose_sampling_servers_cannot_be_used_is_refused_before_it_starts(

@@ -38,7 +38,7 @@ def _reports(home_with: MakeHome, tmp_path: Path, name: str, **values: Any) -> l
     run = start_run(home, env=environ)
     assert how_it_ended(run) == "completed: None"
     assert answer(home, "rl", "results", run.run_id)["wandb_project"] == "mine"
-    assert (run.folder / "tensorboard").is_dir() == ("tensorboard" in run.config()["tinker"]["sinks"])
+    assert (run.folder / "tensorboard").is_dir() == ("tensorboard" in run.config().tinker.sinks)
     return [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
 
 

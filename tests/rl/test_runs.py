@@ -48,11 +48,11 @@ def test_a_run_completes_and_its_weights_can_be_used_in_every_form(home_with: Ma
             except OSError:
                 pass  # somebody else has it, which serves as well
         run = start_run(home)
-        assert not {8000, 8001} & set(run.config()["run"]["ports"].values())
+        assert not {8000, 8001} & set(run.config().run.ports.values())
         assert how_it_ended(run) == "completed: None"
     assert _steps(run) == [1, 2, 3, 4]
     config = run.config()
-    assert config["env"]["group_size"] == 4 and config["tinker"]["lora_rank"] == 4
+    assert config.env.get("group_size") == 4 and config.tinker.lora_rank == 4
     for part in ("api", "engine", "trainer", "env"):
         assert (home / "logs" / "rl_training" / f"{part}_{run.run_id}.log").stat().st_size > 0
         process = run.status().processes[part].process_id
@@ -72,7 +72,7 @@ def _weights_load(home: Path, run: RlRun) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = Path(answer(home, "rl", "weights", run.run_id)["path"])
-    base = AutoModelForCausalLM.from_pretrained(run.config()["run"]["model"])
+    base = AutoModelForCausalLM.from_pretrained(run.config().run.model)
     adapted = PeftModel.from_pretrained(base, str(folder))
     trained = {name: one for name, one in adapted.named_parameters() if "lora_B" in name}
     assert trained and any(one.abs().max() > 0 for one in trained.values())
@@ -108,7 +108,7 @@ def _model_answers(home: Path, run: RlRun) -> None:
 def test_two_runs_at_once_and_a_stop_in_the_middle_of_one(home_with: MakeHome) -> None:
     home = home_with()
     first, second = start_run(home), start_run(home, "seed=3")
-    ports = [port for run in (first, second) for port in run.config()["run"]["ports"].values()]
+    ports = [port for run in (first, second) for port in run.config().run.ports.values()]
     assert len(set(ports)) == 4
     ended = answer(home, "rl", "stop", second.run_id)
     assert ended["status"] == "stopped"

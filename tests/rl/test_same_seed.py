@@ -32,4 +32,4 @@ def test_two_runs_with_one_seed_give_the_same_curve(home_with: MakeHome) -> None
         assert row == pytest.approx(same_row, rel=1e-3, abs=1e-4)
     assert curve(first, EXACT) != curve(other, EXACT)
     assert all(row["health/staleness_max"] == 0 for row in step_rows(first)), "every rollout is on-policy"
-    assert first.config()["env"]["synchronous"] is True, "the recipe of a run on a CPU"
+    assert first.config().env.get("synchronous") is True, "the recipe of a run on a CPU"

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config, load
-from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus, now_ms
-from hermes.rl.supervise.plan import write_config
-from hermes.rl.supervise.process import ProcessId
+from hermes.core.clock import now_ms
+from hermes.rl.process import ProcessId
+from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus
+from hermes.rl.run_config import RunConfig
 from hermes.rl.tool_handlers import CHECK_EVERY_S, check_status
 
 ID = "0123abcd"
@@ -23,7 +24,9 @@ def _config(home: Path, state: RunState, *steps_ago_s: float, trainer: ProcessSt
     """A home with a run in that state, whose supervisor and trainer are this very process."""
     run = RlRun(home, ID)
     about = {"environment": "letters", "service": None, "ports": {"api": 1, "engine": 2}}
-    write_config(run, {"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": about})
+    RunConfig.parse({"env": {"wandb_name": "letters-1", "total_steps": 8}, "run": about}, "test").write(
+        run.folder
+    )
     reason = "trainer exited (1): no key" if state is RunState.FAILED else None
     supervisor = ProcessId.of(os.getpid())
     rows = [{"step": number, "time_s": time.time() - ago_s} for number, ago_s in enumerate(steps_ago_s, 1)]

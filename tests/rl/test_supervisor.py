@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from hermes.rl.process import ProcessHandle, ProcessSpec
 from hermes.rl.results import waiting_for
 from hermes.rl.run import RlRun, RunState, RunStatus, last_step
-from hermes.rl.supervise.process import ProcessHandle, ProcessSpec
 from hermes.rl.supervise.supervisor import ExitAction, exit_action
 from tests import disks
 from tests.rl import drive

@@ -66,9 +66,9 @@ def test_a_sweep_trains_several_adapters_on_one_engine(home_with: MakeHome, tmp_
     for entry in report["runs"]:
         run = find_run(home, entry["run_id"])
         settings = run.config()
-        engines.append(settings["run"]["service"])
+        engines.append(settings.run.service)
         assert "engine" not in run.status().processes and entry["steps"] == 2
-        assert settings["tinker"]["learning_rate"] == float(entry["edits"]["learning_rate"])
+        assert settings.tinker.learning_rate == float(entry["edits"]["learning_rate"])
         weights = answer(home, "rl", "weights", run.run_id, "--output", str(tmp_path / run.run_id))
         assert (Path(weights["path"]) / "adapter_model.safetensors").is_file(), "the engine has ended"
     assert len(set(engines)) == 1, "one engine for all"

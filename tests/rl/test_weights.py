@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.run import RlRun, RunStatus, now_ms
-from hermes.rl.supervise.plan import write_config
+from hermes.core.clock import now_ms
+from hermes.rl.run import RlRun, RunStatus
+from hermes.rl.run_config import RunConfig
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes
 
@@ -25,7 +26,7 @@ def run(tmp_path: Path, model: Path) -> RlRun:
         AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, target_modules=["q_proj"])
     )
     adapted.save_pretrained(str(run.folder / "engine" / path.removeprefix("tinker://")))
-    write_config(run, {"env": {}, "run": {"model": str(model), "service": None}})
+    RunConfig.parse({"env": {}, "run": {"model": str(model), "service": None}}, "test").write(run.folder)
     (run.folder / "training.json").write_text(json.dumps({"kept": [[2, path, path]]}))
     run.write_status(RunStatus(started_at_ms=now_ms()))
     return run

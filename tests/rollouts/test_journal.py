@@ -18,8 +18,7 @@ from hermes.errors import StoreError
 from hermes.rollouts.core.snapshot import describe
 from hermes.rollouts.core.state import ApiState
 from hermes.rollouts.intake import IntakeLimits
-from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal
-from hermes.rollouts.journal.recover import recover
+from hermes.rollouts.journal.journal import SEGMENT_BYTES, FileJournal, recover
 from hermes.rollouts.journal.segment import list_segments
 from hermes.rollouts.parsing.fast_path import IncomingGroup
 from hermes.rollouts.schema import EnvRegistration, Registration

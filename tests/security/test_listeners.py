@@ -23,7 +23,7 @@ from hermes.compat.verifiers.gateway import ModelGateway
 from hermes.engine.replicas.ray_process import RayPlaces
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.cli.sample_grader import sample_settings
-from hermes.envs.tasks.corpus.server import CorpusServer
+from hermes.envs.tasks.corpus.pages import CorpusServer
 from hermes.tools.browser.proxy import GuardedProxy
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.openai_proxy import serve_proxy
@@ -218,7 +218,7 @@ OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
         world.engine, world.model, world.new_folder()
     ),
     "hermes.compat.verifiers.gateway": lambda world: gateway(),
-    "hermes.envs.tasks.corpus.server": lambda world: corpus(),
+    "hermes.envs.tasks.corpus.pages": lambda world: corpus(),
     "hermes.envs.cli.sample_grader": lambda world: grader(),
 }
 """How a server of each module is started without a token; gives its address."""

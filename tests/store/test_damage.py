@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.chat import make_rating
 from hermes.core import Message, Reward, Trajectory
+from hermes.core.rating import RatingDraft
 from hermes.errors import HermesError, StoreError, UsageError
 from hermes.store import Reader, Writer
 from hermes.store.upkeep import maintain
@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words = [f"word{rng.randrange(10_000)}" for _ in range(rng.randrange(20, 900))]
             messages = [Message.user(f"task {number} {' '.join(words)}"), Message.assistant(words[-1])]
             name = records.record(writer, messages)
-            writer.add_rating(make_rating(name, "good", comment="kept")).result()
+            writer.add_rating(RatingDraft(name, "good", "ann", comment="kept").build()).result()
             writer.add_reward(Reward(name, 1.0, "test")).result()
         writer.add_metrics("run", 1, {"reward": 0.5}).result()
     return path

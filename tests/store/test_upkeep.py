@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.agent.chat import make_rating
 from hermes.core import Message, Reward
+from hermes.core.rating import RatingDraft
 from hermes.errors import UsageError
 from hermes.safety.redact import Redactor
 from hermes.store import Reader, Writer, sqlite
@@ -29,7 +29,7 @@ def write(path: Path, *conversations: list[Message]) -> list[str]:
     with Writer(path) as writer:
         ids = [records.record(writer, messages) for messages in conversations]
         for name in ids:
-            writer.add_rating(make_rating(name, "good", comment="kept")).result()
+            writer.add_rating(RatingDraft(name, "good", "ann", comment="kept").build()).result()
             writer.add_reward(Reward(name, 1.0, "test")).result()
     return ids
 

@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
+from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening, strip_memory
 from hermes.agent.loop import AgentLoop
-from hermes.agent.memory import strip_memory
 from hermes.config.load import Config
 from hermes.core import (
     Message,
     Rating,
-    RatingKind,
     Relation,
     Role,
     Source,
@@ -29,8 +27,7 @@ from hermes.core import (
     Trajectory,
     new_id,
 )
-from hermes.core.clock import now_ms
-from hermes.core.rating import preference_value
+from hermes.core.rating import RatingDraft
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel
 from hermes.store import Writer
@@ -156,15 +153,29 @@ class Conversation:
         """Rates the last answer; the rating is durable when this returns."""
         if self._last_answer is None:
             raise UsageError("there is no answer to rate yet", "ask something first")
-        rating = make_rating(self.trajectory_id, verdict, comment=comment, step_index=self._last_answer)
-        await asyncio.wrap_future(self._writer.add_rating(rating))
-        return rating
+        draft = RatingDraft(
+            self.trajectory_id, verdict, getpass.getuser(), step_index=self._last_answer, comment=comment
+        )
+        return await self._record(draft)
 
     async def compare_retry(self, *, better: bool) -> Rating:
         """Rates the retry against the answer before it; the rating is durable when this returns."""
         if self._first_try is None or self._last_answer is None:
             raise UsageError("there is no retry to compare", "/retry answers the last message again")
-        rating = make_choice(self.trajectory_id, self._last_answer, *self._first_try, better=better)
+        other_id, other_step = self._first_try
+        draft = RatingDraft(
+            self.trajectory_id,
+            "a" if better else "b",
+            getpass.getuser(),
+            other_id=other_id,
+            step_index=self._last_answer,
+            other_step=other_step,
+            shown_first=other_id,
+        )
+        return await self._record(draft)
+
+    async def _record(self, draft: RatingDraft) -> Rating:
+        rating = draft.build()
         await asyncio.wrap_future(self._writer.add_rating(rating))
         return rating
 
@@ -200,46 +211,3 @@ class Conversation:
                 self._loop.prepare(message, ephemeral=True)
             else:
                 self._loop.prepare(message, record_as=strip_memory(message))
-
-
-_THUMBS = {"good": 1.0, "bad": -1.0}
-
-
-def make_rating(
-    trajectory_id: str,
-    verdict: str,
-    *,
-    rater: str | None = None,
-    comment: str | None = None,
-    step_index: int | None = None,
-) -> Rating:
-    """`verdict` is good, bad, or 1 to 5."""
-    thumb = verdict in _THUMBS
-    return Rating(
-        id=new_id(),
-        trajectory_id=trajectory_id,
-        kind=RatingKind.THUMB if thumb else RatingKind.SCORE,
-        value=_THUMBS[verdict] if thumb else float(verdict),
-        rater=rater or getpass.getuser(),
-        created_at_ms=now_ms(),
-        step_index=step_index,
-        comment=comment,
-    )
-
-
-def make_choice(
-    trajectory_id: str, step_index: int, other_id: str, other_step: int, *, better: bool = True
-) -> Rating:
-    """The answer at `step_index` against the one at `other_step`, which was shown first."""
-    return Rating(
-        id=new_id(),
-        trajectory_id=trajectory_id,
-        kind=RatingKind.PAIR,
-        value=preference_value(1 if better else -1),
-        rater=getpass.getuser(),
-        created_at_ms=now_ms(),
-        other_id=other_id,
-        step_index=step_index,
-        other_step=other_step,
-        shown_first=other_id,
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import stored_variables
+from hermes.cli.options import RenamedOption, stored_variables
 
 
 @click.command()
@@ -22,6 +22,7 @@ from hermes.cli.options import stored_variables
 )
 @click.option(
     "--max-groups",
+    hidden=True,
     default=20_000,
     show_default=True,
     type=click.IntRange(min=1),
@@ -34,14 +35,17 @@ from hermes.cli.options import stored_variables
 )
 @click.option(
     "--max-body-mb",
+    hidden=True,
     default=256,
     show_default=True,
     type=click.IntRange(min=1),
     help="Largest request body in MB, decompressed.",
 )
 @click.option(
+    "--timeout",
     "--env-timeout",
     "env_timeout_s",
+    cls=RenamedOption,
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0.1),

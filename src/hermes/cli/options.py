@@ -1,40 +1,32 @@
-"""Options that several commands share, and how a command's options become one typed object.
+"""Parts of command lines that several commands share.
 
-A command with many options declares a frozen dataclass whose fields are named like its click parameters and
-builds it once with `make_options`; everything behind the command takes that object, never a dictionary of
-flags.
+A command with many options declares them as a pydantic model (`model_options.py`).
 """
 
 from __future__ import annotations
 
-import pathlib
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from hermes.errors import UsageError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from _typeshed import DataclassInstance
-
-    from hermes.store import Filter
-
-    Options = TypeVar("Options", bound=DataclassInstance)
-
-_AGE = re.compile(r"(\d+)([mhdw])")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
 
 class CommandGroup(click.Group):
-    """A group that names the nearest command if there is none of the name typed."""
+    """A group that names the nearest command if there is none of the name typed.
+
+    `former_names` of its commands are accepted and not listed.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.former_names: dict[str, str] = {}
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, self.former_names.get(cmd_name, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -89,67 +81,10 @@ def folder_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[...
         "--out",
         "out",
         cls=RenamedOption,
-        type=click.Path(path_type=pathlib.Path),
+        type=click.Path(path_type=Path),
         metavar="DIR",
         help=help_text,
     )
-
-
-_FILTERS = (
-    click.option("--model", help="Model, as provider/name."),
-    click.option("--tool", help="A tool that was called."),
-    click.option("--outcome", "stop_reason", help="completed, error, max_turns, cut, running …"),
-    click.option("--source", help="chat, query, batch, env, delegate or import."),
-    click.option("--run", "run_id", help="Batch or training run."),
-    click.option("--session", "session_id", help="Chat session."),
-    click.option("--min-reward", type=float, help="Lowest latest reward."),
-    click.option("--max-reward", type=float, help="Highest latest reward."),
-    click.option("--min-rating", type=float, help="Lowest rating, 1 to 5; good counts as 5, bad as 1."),
-    click.option("--max-rating", type=float, help="Highest rating, on the scale of --min-rating."),
-    click.option("--since", help="Earliest date (2026-11-01), time, or age (30m, 12h, 7d, 2w)."),
-    click.option("--until", help="Latest date, time or age; written like --since."),
-    click.option("--text", help="Words that all occur in one message."),
-)
-
-
-@dataclass(frozen=True)
-class FilterOptions:
-    """The options that `filter_options` adds: which stored trajectories a command is about."""
-
-    model: str | None
-    tool: str | None
-    stop_reason: str | None
-    source: str | None
-    run_id: str | None
-    session_id: str | None
-    min_reward: float | None
-    max_reward: float | None
-    min_rating: float | None
-    max_rating: float | None
-    since: str | None
-    until: str | None
-    text: str | None
-
-    def build(self) -> Filter:
-        """The store's filter; slips in its names are reported."""
-        from hermes.cli.slips import check_words, report_unknown_names
-        from hermes.store import Filter
-
-        conditions = asdict(self)
-        since, until = conditions.pop("since"), conditions.pop("until")
-        filters = Filter(
-            since_ms=_parse_time_ms(since) if since else None,
-            until_ms=_parse_time_ms(until) if until else None,
-            **conditions,
-        )
-        check_words(filters)
-        report_unknown_names(filters)
-        return filters
-
-
-def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the filters; the command builds `FilterOptions` from them."""
-    return add_options(*_FILTERS)(command)
 
 
 def add_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -161,36 +96,6 @@ def add_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], 
         return command
 
     return decorate
-
-
-def make_options(options_class: type[Options], params: Mapping[str, Any]) -> Options:
-    """Builds a command's options from click's parameters; parameters that the class lacks are ignored."""
-    return options_class(**{field.name: params[field.name] for field in fields(options_class)})
-
-
-def merge_below_command_line(
-    ctx: click.Context, params: Mapping[str, Any], file_values: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Click's parameters with the values of a file, except where the command line sets one itself.
-
-    The keys of `file_values` must be parameter names.
-    """
-    merged = dict(params)
-    parameters = {parameter.name: parameter for parameter in ctx.command.params}
-    for name, value in file_values.items():
-        if ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            merged[name] = parameters[name].type_cast_value(ctx, value)
-    return merged
-
-
-def parameter_name(ctx: click.Context, path: Path, key: str, excluded: tuple[str, ...] = ()) -> str:
-    """The parameter that a key of the YAML file at `path` sets; UsageError if the command has none."""
-    name = key.replace("-", "_")
-    if name in excluded or all(parameter.name != name for parameter in ctx.command.params):
-        raise UsageError(
-            f"{path}: unknown key '{key}'", f"the keys are the flags of 'hermes {ctx.command.name}'"
-        )
-    return name
 
 
 def refuse_key(api_key: str | None) -> None:
@@ -213,17 +118,3 @@ def stored_variables(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*arguments, **options)
 
     return run
-
-
-def _parse_time_ms(text: str) -> int:
-    age = _AGE.fullmatch(text)
-    try:
-        if age:
-            moment = datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
-        else:
-            moment = datetime.fromisoformat(text).astimezone()
-    except (ValueError, OverflowError) as error:
-        raise UsageError(
-            f"'{text}' is not a time", "write 2026-11-01, 2026-11-01T14:30 or an age such as 7d"
-        ) from error
-    return int(moment.timestamp() * 1000)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hermes.cli.options import DeviceChoice, json_option
+from hermes.cli.options import DeviceChoice, RenamedOption, json_option
 
 
 @click.command()
@@ -23,7 +23,10 @@ from hermes.cli.options import DeviceChoice, json_option
     help="cuda runs a larger version; auto uses it if available.",
 )
 @click.option(
+    "--replicas",
     "--engine-replicas",
+    "engine_replicas",
+    cls=RenamedOption,
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),

@@ -1,4 +1,4 @@
-"""`environments.agent_loop` and `environments.tool_context` of the reference, on Hermes's agent loop.
+"""hermes-agent's `environments.agent_loop` and `environments.tool_context`, on Hermes's agent loop.
 
     agent = HermesAgentLoop(server=self.server, tool_schemas=tools, valid_tool_names=names, task_id=…)
     result = await agent.run(messages)
@@ -6,18 +6,28 @@
 
 The rollout is recorded, sandboxed and limited like every other. After an infrastructure failure it is
 retried; if that fails too, an error is raised: there is no result to score.
+
+`OriginalAgentEnv` is hermes-agent's HermesAgentBaseEnv, with the methods that its environments call. An
+environment that overrides `evaluate` runs agents with `HermesAgentLoop` and passes `compute_reward` a
+`ToolContext(task_id)`. Reward functions that use its results without `await` then run in a thread, as they do
+in training.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from hermes.core import JSONObject, Message, Sampling, new_id
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.grading import uses_results_directly
+from hermes.envs.agent.pending import LoopBoundServer, in_own_thread
 from hermes.envs.agent.rollout import (
     MAX_ATTEMPTS,
     RolloutContext,
@@ -62,7 +72,7 @@ def register(env: HermesAgentBaseEnv) -> None:
 
 
 class HermesAgentLoop:
-    """Runs an agent on messages, with the signature of the reference."""
+    """Runs an agent on messages, with the signature of hermes-agent's."""
 
     def __init__(
         self,
@@ -166,3 +176,47 @@ def _message(data: JSONObject) -> Message:
             "Use system, user and assistant, with text.",
         )
     return _ROLES[role](content)
+
+
+class OriginalAgentEnv(HermesAgentBaseEnv):
+    """The base class that files written for hermes-agent import as HermesAgentBaseEnv."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        compute_reward = cls.__dict__.get("compute_reward")
+        if inspect.iscoroutinefunction(compute_reward) and uses_results_directly(compute_reward):
+            cls.compute_reward = _run_in_thread(compute_reward)  # type: ignore[method-assign]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        register(self)
+
+    def _resolve_tools_for_group(self) -> tuple[list[JSONObject], set[str]]:
+        """The tools of a group: their schemas and their names."""
+        from hermes.tools.registry import select
+
+        config = self.hermes_config()
+        tools, _ = select(self.toolsets_for(None), config.settings, config.environ, require_available=False)
+        return [tool.schema for tool in tools], {tool.name for tool in tools}
+
+    async def close(self) -> None:
+        """Also closes the sandboxes of rollouts without a `cleanup`."""
+        rollouts, self._resources.finished_rollouts = self._resources.finished_rollouts, {}
+        for rollout in rollouts.values():
+            await rollout.close()
+        await super().close()
+
+
+def _run_in_thread(compute_reward: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs in a thread with a `ToolContext(task_id)`; unchanged with the framework's own context."""
+
+    @functools.wraps(compute_reward)
+    async def wrapper(self: Any, item: Any, result: Any, ctx: Any) -> Any:
+        if not isinstance(ctx, TaskToolContext):
+            return await compute_reward(self, item, result, ctx)
+        if isinstance(self.server, LoopBoundServer):
+            self.server.bind_to_running_loop()
+        blocking = ctx.blocking()
+        return await in_own_thread(lambda: asyncio.run(compute_reward(self, item, result, blocking)))
+
+    return wrapper

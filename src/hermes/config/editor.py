@@ -65,7 +65,7 @@ def _editor(environ: Mapping[str, str]) -> list[str]:
     if not sys.stdin.isatty():
         raise ConfigError(
             "an editor needs a terminal, and standard input is none",
-            "use 'hermes config set KEY VALUE', or write config.yaml yourself ('hermes config path')",
+            "use 'hermes config set KEY VALUE', or write config.yaml yourself ('hermes config show paths')",
         )
     path = environ.get("PATH", os.defpath)
     editor = next((name for name in ("nano", "vi") if shutil.which(name, path=path)), None)

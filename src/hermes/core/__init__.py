@@ -7,13 +7,12 @@ to write to disk.
 from hermes.core.hashing import canonical_json, content_hash, ordered_json
 from hermes.core.ids import new_id
 from hermes.core.json import JSON, JSONObject
-from hermes.core.memory import Fact, FactAuthor
 from hermes.core.message import Message, Role, ToolCall
 from hermes.core.model_call import ModelCall, Sampling, TokenTrace, explicit_sampling
 from hermes.core.outcome import Boundary, Outcome, StopReason
 from hermes.core.rating import RaterSource, Rating, RatingKind
 from hermes.core.step import Step, StepKind, ToolErrorKind, ToolResult
-from hermes.core.trajectory import Header, Relation, Reward, Source, Trajectory
+from hermes.core.trajectory import Fact, FactAuthor, Header, Relation, Reward, Source, Trajectory
 from hermes.core.usage import Usage
 
 __all__ = [

@@ -7,7 +7,7 @@ appended beside it and points at its id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from hermes.core.json import JSONObject
@@ -106,3 +106,26 @@ class Trajectory:
             if message.role is Role.ASSISTANT and message.content:
                 return message.content
         return ""
+
+
+class FactAuthor(StrEnum):
+    AGENT = "agent"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    id: str
+    text: str
+    """One line."""
+    author: FactAuthor
+    created_at_ms: int
+    trajectory_id: str | None = None
+    """The trajectory that it comes from; None if the user stated it on the command line."""
+    step_index: int | None = None
+    """The step of that trajectory: the model call that made the tool call, or what the user named."""
+    session_id: str | None = None
+    """The session of that trajectory, as its header has it."""
+
+    def to_json(self) -> JSONObject:
+        return asdict(self)

@@ -1,4 +1,4 @@
-"""Conversations into the store: ShareGPT, messages, ATIF, session traces, predecessor runs, whole records.
+"""Conversations into the store: ShareGPT, messages, ATIF, session traces, hermes-agent runs, whole records.
 
 A file may be JSONL, a JSON document (or a list of them), Parquet, or a folder of such files. Every row that
 can be read is stored; every one that cannot is reported with its file and line. A row has the same id every
@@ -186,10 +186,10 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
             raise BadRowError("a whole record keeps the run it is of: leave out --run")
         return example
     header = example.trajectory.header
-    predecessor = "prompt_index" in line.row
-    task_id = header.task_id or (str(line.row["prompt_index"]) if predecessor else None)
+    from_hermes_agent = "prompt_index" in line.row
+    task_id = header.task_id or (str(line.row["prompt_index"]) if from_hermes_agent else None)
     header = replace(header, source=Source.IMPORT, run_id=run_id or header.run_id, task_id=task_id)
-    if predecessor:
+    if from_hermes_agent:
         facts = line.row.get("metadata") or {}
         header = replace(header, model=str(facts.get("model") or header.model))
     return replace(example, trajectory=replace(example.trajectory, header=header))

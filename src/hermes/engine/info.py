@@ -36,7 +36,7 @@ class EngineOptions:
     kind: Literal["auto", "compact", "transformers"] = "auto"
     """Which implementation of the base model."""
     device_share: float = 1.0
-    """Of a GPU's free memory, for this engine: replicas on one GPU divide it."""
+    """The share of a GPU's free memory for this engine: replicas on one GPU divide it."""
     tensor_parallel_size: int = 1
     """Processes that have the base model together, each a part of every layer: for a model that does not fit
     one device. More than one: only in a worker behind a front."""
@@ -77,7 +77,7 @@ class EngineStats:
     prompt_tokens: int
     """Received since the start; a prompt counts once for all samples of its request."""
     cached_tokens: int
-    """Of those, read from the prefix cache."""
+    """How many of those were read from the prefix cache."""
     sampled_tokens: int
     trained_tokens: int
     optimizer_steps: int

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.disk.files import atomic_write, ensure_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
+from hermes.rl.process import HERMES
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import HERMES, fetch_json
+from hermes.serving.fetch import fetch_json
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
 if TYPE_CHECKING:
@@ -91,8 +93,8 @@ def check_servable(config: Config, record: PolicyRecord) -> None:
     except HermesError as error:
         raise UsageError(
             f"the weights {record.weights} are not in this home, and cannot be fetched: {error.message}",
-            "name weights of 'hermes rl runs' or of a checkpoint in this home, or start the service that has "
-            "them",
+            "name weights of 'hermes rl status --all' or of a checkpoint in this home, or start the service "
+            "that has them",
         ) from error
 
 
@@ -128,8 +130,8 @@ def serve_policy(
     registry = PolicyRegistry(config.home)
     ensure_dir(registry.folder)
     atomic_write(registry.folder / _SERVING, json.dumps({"url": url, "base_model": record.base_model}))
-    arguments = ["engine", "serve", "--model", record.base_model, "--port", str(chosen)]
-    command = [*HERMES, *arguments, "--state-dir", str(config.home / "engine")]
+    options = EngineServeOptions(model=record.base_model, port=chosen, state_dir=config.home / "engine")
+    command = (*HERMES, *options.arguments())
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
 
 

@@ -7,7 +7,6 @@ in the folder, so that it can be repeated by hand.
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from typing import Generic
 
 from hermes.core.durations import duration
 from hermes.disk.files import ensure_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.process import fetch_json
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.serving.fetch import fetch, fetch_json
 from hermes.training.session import ProgressCallback
 
 MODEL = "hermes/smollm2"
@@ -93,14 +93,14 @@ class Act(Generic[Recipe]):
         with self.stage(f"the engine loads {MODEL} on {self.device}", "start"):
             port = ports.choose(ports.ENGINE_PORT)
             url = f"http://127.0.0.1:{port}"
-            self.processes.start(
-                "engine",
-                (
-                    *("engine", "serve", "--model", MODEL, "--device", self.device),
-                    *("--replicas", str(self._options.engine_replicas)),
-                    *("--port", str(port), "--state-dir", str(self.folder / "engine")),
-                ),
+            engine = EngineServeOptions(
+                model=MODEL,
+                device=self.device,
+                replicas=str(self._options.engine_replicas),
+                port=port,
+                state_dir=self.folder / "engine",
             )
+            self.processes.start("engine", engine.arguments())
             while_loading()
             self.processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
             self.engine_url = url
@@ -139,8 +139,7 @@ def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback)
 def engine_tokens(engine_url: str) -> EngineTokens:
     """Tokens that the engine has sampled and trained on since it was started."""
     try:
-        with urllib.request.urlopen(f"{engine_url}/metrics", timeout=_COUNTS_S) as response:
-            values = read_counts(response.read().decode())
+        values = read_counts(fetch(f"{engine_url}/metrics", timeout_s=_COUNTS_S).decode())
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not respond: {error}", "see its log") from error
     return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))

@@ -5,8 +5,8 @@ with RatingDesk.open(home) as desk:
     item = desk.next_item("morning", "ann")
 """
 
+from hermes.core.rating import RatingDraft
 from hermes.ratings.desk import RatingDesk
-from hermes.ratings.draft import RatingDraft
 from hermes.ratings.settings import QueueItem, QueueProgress, QueueRule, QueueSettings, RatingMode
 
 __all__ = [

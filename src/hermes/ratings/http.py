@@ -25,10 +25,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from hermes.core import JSONObject
+from hermes.core.rating import RatingDraft, to_json
 from hermes.errors import HermesError, UsageError
 from hermes.ratings import agreement
 from hermes.ratings.desk import RatingDesk
-from hermes.ratings.draft import RatingDraft, to_json
 from hermes.ratings.settings import QueueRule, QueueSettings, RatingMode
 from hermes.serving.json_body import read_json_object
 from hermes.store import Reader

@@ -43,7 +43,7 @@ class RemainingBudget:
 def remaining(config: Config, task: str) -> RemainingBudget:
     """The task's budget minus what its runs and tests have spent or reserved."""
     limits = config.settings.rl
-    runs = [run for run in all_runs(config.home) if run.config()["run"].get("task") == task]
+    runs = [run for run in all_runs(config.home) if run.config().run.task == task]
     usd = sum(map(_reserved_usd, runs)) + sum(
         row["usd"] for row in _charged_tests(config) if row["task"] == task
     )
@@ -99,7 +99,7 @@ def cost_usd(tokens: TokenCounts, price: JSONObject | None) -> float:
 
 def spent_usd(run: RlRun) -> float:
     """What the run has cost so far."""
-    return cost_usd(read_tokens(run.folder), run.config()["run"]["price"])
+    return cost_usd(read_tokens(run.folder), run.config().run.price)
 
 
 def charge_test(
@@ -156,20 +156,19 @@ def _paid_endpoint(config: Config, resolved: Resolved) -> str | None:
 
 
 def _reserved_steps(run: RlRun) -> int:
-    steps: int = run.config()["env"]["total_steps"]
-    return last_step(run) if run.status().state.ended else steps
+    return last_step(run) if run.status().state.ended else run.config().env.total_steps
 
 
 def _reserved_hours(run: RlRun) -> float:
     status = run.status()
     if status.ended_at_ms is not None:
         return (status.ended_at_ms - status.started_at_ms) / 3.6e6
-    return float(run.config()["run"]["max_hours"] or 0.0)
+    return run.config().run.max_hours or 0.0
 
 
 def _reserved_usd(run: RlRun) -> float:
-    granted = run.config()["run"].get("max_usd") or 0.0
-    return spent_usd(run) if run.status().state.ended else max(float(granted), spent_usd(run))
+    granted = run.config().run.max_usd or 0.0
+    return spent_usd(run) if run.status().state.ended else max(granted, spent_usd(run))
 
 
 def _charged_tests(config: Config) -> Iterator[JSONObject]:

@@ -15,11 +15,10 @@ from typing import Any
 from hermes.core import JSONObject
 from hermes.core.clock import now_ms
 from hermes.disk.files import read_text
-from hermes.rl.config.fields import WANDB_PROJECT
-from hermes.rl.config.mixture import mixture_label
+from hermes.rl.disk_room import DiskRoom
+from hermes.rl.process import read_tail
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metrics
-from hermes.rl.supervise.disk_room import DiskRoom
-from hermes.rl.supervise.process import read_tail
+from hermes.rl.run_config import RunConfig
 from hermes.safety.text import printable
 from hermes.training.monitor.sinks import read_wandb
 
@@ -50,7 +49,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
     description: JSONObject = {
         "run_id": run.run_id,
         "status": status.state.value,
-        "environment": mixture_label(config["run"]),
+        "environment": config.run.label,
         "running_time_minutes": round(_running_ms(status) / 60_000, 1),
         "processes": {name: process.describe() for name, process in status.processes.items()},
         "restarts": {
@@ -58,7 +57,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
         },
         **wandb_info(run, config),
         "logs": log_paths(run, status),
-        "total_steps": config["env"]["total_steps"],
+        "total_steps": config.env.total_steps,
     }
     if status.reason is not None:
         description["error" if status.state is RunState.FAILED else "reason"] = status.reason
@@ -118,12 +117,12 @@ def is_healthy(run: RlRun, status: RunStatus) -> bool:
     return quiet_s < max(_QUIET_S, _SLOWER * longest_s)
 
 
-def wandb_info(run: RlRun, config: JSONObject) -> JSONObject:
+def wandb_info(run: RlRun, config: RunConfig) -> JSONObject:
     """The project and name of the run at W&B, its page, and why W&B failed if it did."""
     recorded = read_wandb(run.folder)
     page = {f"wandb_{name}": recorded[name] for name in ("url", "error") if recorded.get(name)}
-    project = config.get("tinker", {}).get("wandb_project", WANDB_PROJECT)
-    return {"wandb_project": project, "wandb_run_name": config["env"]["wandb_name"], **page}
+    names = {"wandb_project": config.tinker.wandb_project, "wandb_run_name": config.env.wandb_name}
+    return {**names, **page}
 
 
 def log_paths(run: RlRun, status: RunStatus) -> JSONObject:
@@ -152,7 +151,7 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
     report: JSONObject = {
         "run_id": run.run_id,
         "status": status.state.value,
-        "environment": mixture_label(config["run"]),
+        "environment": config.run.label,
         **wandb_info(run, config),
         "steps": rows[-1]["step"] if rows else 0,
     }

@@ -17,14 +17,13 @@ from hermes.rl.config.mixture import SHARED
 from hermes.rl.config.resolve import EnvSelection, check_together, resolve, with_edit
 from hermes.rl.fleet.run_fleet import FLEET
 from hermes.rl.run import RlRun, RunState
+from hermes.rl.run_config import RunConfig
 from hermes.rl.start import check_machine, current_status, reserved_ports, spawn_supervisor, start_lock
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.plan import environment_sections, with_ports, write_config
 from hermes.training.checkpoints import StateFile
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.core import JSONObject
 
 _FIXED = (
     *("tinker.base_model", "tinker.lora_rank", "tinker.seed", "tinker.start_from", "tinker.loss"),
@@ -46,18 +45,18 @@ def resume(config: Config, run: RlRun, changes: Mapping[str, Any]) -> int:
         )
     data = _changed_config(config, run, changes)
     state = StateFile(run.folder).state()
-    step, total_steps = (state.step if state else 0), int(data["env"]["total_steps"])
+    step, total_steps = (state.step if state else 0), data.env.total_steps
     if step >= total_steps:
         raise UsageError(
             f"run {run.run_id} has made all of its {total_steps} steps",
             f"hermes rl resume {run.run_id} --set total_steps={2 * total_steps}",
         )
     with start_lock(config.home):
-        former = data["run"]["ports"]
-        if data["tinker"].get("sampling_servers"):
+        former = data.run.ports
+        if data.tinker.sampling_servers:
             former = {FLEET: ports.FLEET_PORT, **former}
-        data["run"]["ports"] = _free_ports(config, former)
-        write_config(run, with_ports(data))
+        data.assign_ports(_free_ports(config, former))
+        data.write(run.folder)
         run.stop_path.unlink(missing_ok=True)
         ran_ms = (status.ended_at_ms or now_ms()) - status.started_at_ms
         again = replace(
@@ -78,20 +77,15 @@ def resume(config: Config, run: RlRun, changes: Mapping[str, Any]) -> int:
     return step
 
 
-def _changed_config(config: Config, run: RlRun, changes: Mapping[str, Any]) -> JSONObject:
+def _changed_config(config: Config, run: RlRun, changes: Mapping[str, Any]) -> RunConfig:
     """The run's configuration with the changes, each checked as for a new run."""
     data = run.config()
     recorded = {
         f"{section}.{name}": value
-        for section, values in (
-            ("env", data["env"]),
-            ("openai", data["openai"][0]),
-            ("tinker", data["tinker"]),
-        )
-        for name, value in values.items()
+        for section, values in (("env", data.env), ("openai", data.openai[0]), ("tinker", data.tinker))
+        for name, value in values.model_dump(mode="json").items()
     }
-    settings = data["run"]
-    selection = EnvSelection(settings["environment"], settings["environment_file"])
+    selection = EnvSelection(data.run.environment, data.run.environment_file)
     edits: dict[str, Any] = {name: recorded[name] for name in _TOGETHER if name in recorded}
     resolved = resolve(config, replace(selection, edits=edits))
     for name, value in changes.items():
@@ -103,11 +97,13 @@ def _changed_config(config: Config, run: RlRun, changes: Mapping[str, Any]) -> J
                 f"start another run from its weights: hermes rl start --set start_from={run.run_id}",
             )
         section, _, short = field.partition(".")
-        target = data["openai"][0] if section == "openai" else data[section]
-        target[short] = resolved.values[field]
+        if section == "tinker":
+            data.tinker = data.tinker.model_copy(update={short: resolved.values[field]})
+        else:
+            setattr(data.openai[0] if section == "openai" else data.env, short, resolved.values[field])
         if section == "env" and short in SHARED:
-            for env_section in environment_sections(data).values():
-                env_section[short] = resolved.values[field]
+            for env_section in data.env_sections().values():
+                setattr(env_section, short, resolved.values[field])
     check_together(resolved)
     check_machine(config, resolved)
     return data

@@ -20,13 +20,14 @@ from hermes.core.clock import now_ms
 from hermes.core.names import did_you_mean, nearest
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
-from hermes.rl.supervise.process import ProcessId, last_lines, read_tail
+from hermes.rl.process import ProcessId, last_lines, read_tail
+from hermes.rl.run_config import RunConfig
 
 PROCESS_NAMES = ("api", "engine", "trainer", "env")
 """In starting order."""
 _MAX_EVENTS = 50
 _MAX_CRASHES = 200
-"""Of older events only crashes are kept, and not more than these."""
+"""How many crashes are kept of events that are older than those."""
 CRASH_EVENT = "crash"
 """The kind of an event that is the end of a process before its work was done."""
 _NOW = "now"
@@ -175,16 +176,9 @@ class RlRun:
     def log_path(self, process: str) -> Path:
         return logs_dir(self.home) / "rl_training" / f"{process}_{self.run_id}.log"
 
-    def config(self) -> JSONObject:
+    def config(self) -> RunConfig:
         """The resolved configuration."""
-        from hermes.config import yaml_file
-
-        return yaml_file.parse(read_text(self.config_path) or "", str(self.config_path)).data
-
-    def toolsets(self) -> list[str] | None:
-        """The toolsets that its policy is trained with; None: not recorded."""
-        toolsets: list[str] | None = self.config()["run"].get("toolsets")
-        return toolsets
+        return RunConfig.read(self.config_path)
 
     def status(self) -> RunStatus:
         text = read_text(self.status_path)
@@ -219,7 +213,7 @@ def find_run(home: Path, run_id: str) -> RlRun:
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
     close = nearest(run_id, [run.run_id for run in all_runs(home)])
-    hint = did_you_mean(close, "'hermes rl runs' lists them (the tool: rl_list_runs)")
+    hint = did_you_mean(close, "'hermes rl status --all' lists them (the tool: rl_list_runs)")
     raise UsageError(f"there is no run '{run_id}'", hint)
 
 

@@ -11,7 +11,6 @@ from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
     from hermes.config.settings import RlSettings
-    from hermes.core import JSONObject
     from hermes.training.service.client import ServiceConnection
 
 KEY_VARIABLES = ("TINKER_API_KEY", "HERMES_ENGINE_TOKEN")
@@ -25,18 +24,6 @@ def service_of(settings: RlSettings, environ: Mapping[str, str]) -> str | None:
 
 def needs_key(service: str) -> bool:
     return service == MANAGED or not leads_to_loopback(service)
-
-
-def engine_url(run: JSONObject) -> str:
-    """The address that the run's trainer trains at; `run` is the section of that name of its
-    configuration."""
-    service: str | None = run["service"]
-    return service or policy_url(run)
-
-
-def policy_url(run: JSONObject) -> str:
-    """The address at which the newest weights are sampled: the run's engine, or the proxy of its trainer."""
-    return f"http://127.0.0.1:{run['ports']['trainer' if run['service'] else 'engine']}"
 
 
 def connect(home: Path, service: str) -> ServiceConnection:

@@ -25,9 +25,9 @@ from hermes.rl.config.mixture import MixedEnvironment, mixture_section
 from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.fleet.run_fleet import FLEET, RunFleet
 from hermes.rl.run import RlRun, RunStatus, all_runs
+from hermes.rl.run_config import RunConfig
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.plan import environment_sections, with_ports, write_config
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -64,12 +64,13 @@ def start(
         }
         if len(mixed) > 1:
             settings["mixture"] = mixture_section(mixed)
-        data = with_ports(_as_data(resolved, settings))
-        for name, env in environment_sections(data).items():
-            evals = run.folder / "evals" / ("" if env is data["env"] else name)
-            env["data_dir_to_save_evals"] = env["data_dir_to_save_evals"] or str(evals)
-        data["tinker"] |= _start_weights(config.home, data)
-        write_config(run, data)
+        data = resolved.run_config(settings)
+        data.assign_ports(data.run.ports)
+        for name, env in data.env_sections().items():
+            evals = run.folder / "evals" / ("" if env is data.env else name)
+            env.data_dir_to_save_evals = env.data_dir_to_save_evals or str(evals)
+        data.tinker = data.tinker.model_copy(update=_start_weights(config.home, data))
+        data.write(run.folder)
         run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn_supervisor(run)
     return run
@@ -83,7 +84,9 @@ def stop(run: RlRun, *, now: bool = False, patience_s: float = 120.0) -> RunStat
     """
     status = current_status(run)
     if status.state.ended:
-        raise UsageError(f"run {run.run_id} has ended: {status.state.value}", "'hermes rl runs' lists them")
+        raise UsageError(
+            f"run {run.run_id} has ended: {status.state.value}", "'hermes rl status --all' lists them"
+        )
     run.request_stop(now)
     deadline_s = time.monotonic() + patience_s
     while not (status := current_status(run)).state.ended and time.monotonic() < deadline_s:
@@ -136,7 +139,7 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     api = ports.choose(ports.API_PORT, reserved)
     policy = ports.choose(ports.ENGINE_PORT, {*reserved, api})
     assigned = {"api": api, "trainer" if service else "engine": policy}
-    if resolved.section("tinker").get("sampling_servers"):
+    if resolved.trainer.sampling_servers:
         assigned[FLEET] = ports.choose(ports.FLEET_PORT, {*reserved, api, policy})
     return {
         "run_id": run.run_id,
@@ -153,23 +156,17 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
     }
 
 
-def _start_weights(home: Path, data: JSONObject) -> JSONObject:
+def _start_weights(home: Path, config: RunConfig) -> JSONObject:
     """The initial weights, resolved once: a run that is named may make more checkpoints meanwhile."""
     from hermes.training.start_weights import find_folder, find_start, rank_of
 
-    weights = find_start(data["tinker"]["start_from"], home, data["run"]["model"])
+    weights = find_start(config.tinker.start_from, home, config.run.model)
     if weights is None:
         return {"start_from": ""}
-    if data["run"]["service"]:
+    if config.run.service:
         return {"start_from": weights}
     folder = find_folder(weights, home)
     return {"start_from": str(folder), "lora_rank": rank_of(folder)}
-
-
-def _as_data(resolved: Resolved, run_section: JSONObject) -> JSONObject:
-    from hermes.config import yaml_file
-
-    return yaml_file.parse(resolved.as_yaml(run_section), "config").data
 
 
 def reserved_ports(home: Path) -> set[int]:
@@ -178,14 +175,14 @@ def reserved_ports(home: Path) -> set[int]:
         port
         for run in all_runs(home)
         if not run.status().state.ended
-        for port in run.config().get("run", {}).get("ports", {}).values()
+        for port in run.config().run.ports.values()
     }
 
 
 def check_machine(config: Config, resolved: Resolved) -> None:
     """HermesError if this machine lacks something that the run needs."""
-    from hermes.rl.checks.machine import missing_requirement
     from hermes.rl.checks.replica_memory import missing_memory
+    from hermes.rl.machine import missing_requirement
 
     ensure_dir(config.home)
     free = shutil.disk_usage(config.home).free
@@ -195,10 +192,10 @@ def check_machine(config: Config, resolved: Resolved) -> None:
             f"free at least {_MIN_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
         )
     missing = missing_requirement(config, resolved.model)
-    missing = missing or missing_memory(config, resolved.model, resolved.section("tinker"))
+    missing = missing or missing_memory(config, resolved.model, resolved.trainer)
     if missing is not None:
         raise HermesError(missing.problem, missing.fix)
-    fleet = RunFleet.from_fields(resolved.section("tinker"))
+    fleet = RunFleet.from_fields(resolved.trainer)
     if fleet is not None:
         fleet.check(service_of(config.settings.rl, config.environ), config.environ)
 

@@ -90,8 +90,8 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
     run = start(config, resolved, task=task)
     status, started = run.status(), run.config()
     addresses = {
-        "env.rollout_server_url": started["env"]["rollout_server_url"],
-        "openai.base_url": started["openai"][0]["base_url"],
+        "env.rollout_server_url": started.env.rollout_server_url,
+        "openai.base_url": started.openai[0].base_url,
     }
     return {
         "run_id": run.run_id,
@@ -99,7 +99,7 @@ def start_training(config: Config, arguments: JSONObject, task: str) -> JSONObje
         "environment": resolved.selection.environment,
         "base_model": resolved.model,
         "config": {**resolved.values, **addresses},
-        "ports": started["run"]["ports"],
+        "ports": started.run.ports,
         "wandb_project": resolved.values["tinker.wandb_project"],
         "wandb_run_name": resolved.values["env.wandb_name"],
         "config_path": str(run.config_path),
@@ -172,9 +172,9 @@ def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
         rows.append(
             {
                 "run_id": run.run_id,
-                "environment": settings["run"]["environment"],
+                "environment": settings.run.environment,
                 "status": current_status(run).state.value,
-                "wandb_run_name": settings["env"]["wandb_name"],
+                "wandb_run_name": settings.env.wandb_name,
             }
         )
     return {"runs": rows, "count": len(rows)}

@@ -19,7 +19,7 @@ from hermes.store.browse.columns import SqlCondition
 from hermes.store.encode import decode_header, decode_outcome, decode_step, decoding
 from hermes.store.query import ALL, JOINED, LATEST_RATING, LATEST_REWARD, Filter, fts_query
 from hermes.store.rating import events, queues
-from hermes.store.rating.attempts import TaskAttempt, select_attempts
+from hermes.store.rating.events import TaskAttempt, select_attempts
 from hermes.store.record import ModelInput, Record
 from hermes.store.rows import cut_outcome
 from hermes.store.stats import Stats, statistics
@@ -258,7 +258,7 @@ class Reader:
         return list(events.select(self._db, events.ABOUT, (trajectory_id,)))
 
     def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
-        """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
+        """All ratings, oldest first. `everything`: also replaced ones, and the withdrawals."""
         return events.select(self._db, "r.created_at_ms >= ?", (since_ms or 0,), everything=everything)
 
     def rating(self, rating_id: str) -> Rating:
@@ -315,7 +315,7 @@ class Reader:
         return sorted({run_id for name in ids if (run_id := self._run_of(name))})
 
     def names(self, kind: str) -> list[str]:
-        """Of all trajectories; `kind` is run, model or tool (one that was called)."""
+        """The names that trajectories have; `kind` is run, model or tool (one that was called)."""
         query = {
             "run": "SELECT DISTINCT run_id FROM trajectories WHERE run_id IS NOT NULL",
             "model": "SELECT DISTINCT model FROM trajectories",

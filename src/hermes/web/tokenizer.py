@@ -38,7 +38,7 @@ def _run_model(home: Path, header: Header) -> str:
         return ""
     run = RlRun(home, Path(header.run_id).name)
     try:
-        return str(run.config().get("run", {}).get("model", "")) if run.config_path.is_file() else ""
+        return run.config().run.model if run.config_path.is_file() else ""
     except HermesError:
         return ""
 

@@ -15,8 +15,7 @@ from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
 from hermes.data.compress.folding.plan import Folded, FoldSettings
 from hermes.data.compress.folding.state import FoldLevel, fold_exchanges, fold_output, is_state
-from hermes.data.compress.forms.conversation import RowError
-from hermes.data.compress.forms.messages import read_messages, read_record
+from hermes.data.compress.forms.conversation import RowError, read_messages, read_record
 from hermes.data.compress.forms.sharegpt import read_sharegpt
 from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind, compress
 from tests import records

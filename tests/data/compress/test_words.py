@@ -15,7 +15,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2 import tokenization_qwen2
 from transformers.models.qwen3_5 import tokenization_qwen3_5
 
-from hermes.data.compress.counting.words import WordCounts, word_expression
+from hermes.data.compress.counting.tokens import WordCounts, word_expression
 from tests.data.compress import made
 
 

@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from hermes.core import Message, ToolErrorKind, ToolResult
-from hermes.data.curate.base import Curation
-from hermes.data.curate.contamination import Contamination, EvalSet, read_eval_set
-from hermes.data.curate.duplicates import NearDuplicates, sign, similarity
-from hermes.data.curate.language import Language, detect
-from hermes.data.curate.quality import Length, ToolSuccess
+from hermes.data.curate.base import (
+    Contamination,
+    Curation,
+    EvalSet,
+    Language,
+    Length,
+    NearDuplicates,
+    ToolSuccess,
+    detect,
+    read_eval_set,
+    sign,
+    similarity,
+)
 from hermes.data.example import Example
 from hermes.errors import UsageError
 from tests import records

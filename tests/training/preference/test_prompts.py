@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from hermes.batch.tasks import read_dataset
+from hermes.config.load import load
 from hermes.core import Message, ToolCall
 from hermes.data.export.select import EVERYTHING
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.errors import HermesError
-from hermes.rl.rlhf import RlhfPlan, environment_arguments
+from hermes.rl.rlhf import environment_arguments, rlhf_run_spec
 from hermes.store import Filter, Reader, Writer
+from hermes.training.options import RlhfOptions
 from hermes.training.preference.prompts import pair_prompts, write_prompts
 from tests.records import record
 
@@ -41,16 +43,14 @@ def test_the_openings_of_stored_trajectories_are_prompts_each_once(tmp_path: Pat
 
 
 def test_the_environment_gets_the_tools_and_the_turns_of_the_agent(tmp_path: Path) -> None:
-    plan = RlhfPlan(
-        *("liked", tmp_path / "prompts.jsonl", "mine", "http://127.0.0.1:1", "hermes/smollm2", 32, 5),
-        max_turns=6,
-        toolsets=("math", "file"),
-    )
-    words = environment_arguments(plan, 0, "http://127.0.0.1:2", "http://127.0.0.1:3")
-    options = dict(zip(words[3::2], words[4::2], strict=True))
-    assert options["--env.max_agent_turns"] == "6"
-    assert options["--env.enabled_toolsets"] == '["math", "file"]'
-    assert options["--env.reward_model_url"] == "http://127.0.0.1:3"
+    options = RlhfOptions(reward_model="liked", name="mine", max_turns=6, toolsets=["math", "file"])
+    run = rlhf_run_spec(load({}, {"HERMES_HOME": str(tmp_path)}), options)
+    prompts = tmp_path / "prompts.jsonl"
+    words = environment_arguments(options, run, prompts, 0, "http://127.0.0.1:2", "http://127.0.0.1:3")
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert flags["--env.max_agent_turns"] == "6"
+    assert flags["--env.enabled_toolsets"] == '["math", "file"]'
+    assert flags["--env.reward_model_url"] == "http://127.0.0.1:3"
 
 
 def test_the_prompts_of_pairs_have_the_conversation_and_end_before_a_call_of_a_tool(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hermes.cli.terminal.interrupted import STOPPED
 from hermes.core import Message, RaterSource
 from hermes.envs.rewards.http import RewardModel
 from hermes.envs.rewards.result import GraderError
-from hermes.ratings.rules import items_of
+from hermes.ratings.desk import items_of
 from hermes.ratings.settings import QueueRule, QueueSettings
 from hermes.store import Reader, Writer
 from hermes.training.preference.calibration import ScoredPair, reliability_svg, report_of

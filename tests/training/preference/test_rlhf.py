@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hermes.core import Message
-from hermes.rl.supervise.process import ProcessId
+from hermes.rl.process import ProcessId
 from hermes.store import Writer
 from hermes.training.start_weights import find_weights
 from tests.engine.http.engine_process import Server

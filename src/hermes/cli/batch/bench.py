@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, make_options, stored_variables
+from hermes.batch.compare.attempts import Divergence
+from hermes.batch.compare.report_html import score_text
+from hermes.batch.compare.scores import Attempt, Comparison, ModelPair, Score
+from hermes.batch.options import BatchOptions, RunFolder
+from hermes.cli.model_options import model_options, parse_model
+from hermes.cli.options import json_option, stored_variables
+from hermes.cli.render import money, one_line, render_message
+from hermes.cli.tables import columns
+from hermes.config.option import command_words, option
+from hermes.core import Message
 from hermes.errors import HermesError, UsageError
 from hermes.safety.text import printable
 
@@ -20,63 +29,44 @@ if TYPE_CHECKING:
 
     from hermes.batch.compare.attempts import Divergence
     from hermes.batch.compare.scores import Comparison, Contender
-    from hermes.cli.batch.options import BatchOptions
+_MESSAGE_CHARS = 160
+
+
+class BenchOptions(RunFolder):
+    dataset_file: str = option(..., "Tasks, as for 'hermes batch'.", metavar="FILE")
+    models: str = option(..., "Each as provider/name.", "--model", former=("--models",), metavar="A,B,C")
+    samples: int = option(1, "Samples of each task.", "--samples-per-prompt", former=("--samples",), ge=1)
+    reward: str | None = option(
+        None, "Scores each trajectory; exact match of 'expected' if unset.", metavar="FILE.py:FUNCTION"
+    )
+    with_diff: bool = option(False, "Show where two models' trajectories first diverge.", "--diff")
+    page: Path | None = option(None, "Write a report here, as HTML.", "--output", former=("--html",))
+    run_name: str | None = option(None, "Names the runs' folders; default: bench-DATASET.")
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-@click.option("--dataset-file", required=True, metavar="FILE", help="Tasks, as for 'hermes batch'.")
-@click.option("--models", required=True, metavar="A,B,C", help="Each as provider/name.")
-@click.option(
-    "--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Samples of each task."
-)
-@click.option(
-    "--reward", metavar="FILE.py:FUNCTION", help="Scores each trajectory; exact match of 'expected' if unset."
-)
-@click.option("--diff", "with_diff", is_flag=True, help="Show where two models' trajectories first diverge.")
-@click.option("--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a report here.")
-@click.option("--run-name", help="Names the runs' folders; default: bench-DATASET.")
-@click.option(
-    "--output-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    show_default=True,
-    help="Folder that has the runs.",
-)
+@model_options(BenchOptions)
 @json_option
 @click.pass_context
 @stored_variables
-def bench(ctx: click.Context, /, **params: Any) -> None:
+def bench(ctx: click.Context, /, options: BenchOptions, as_json: bool) -> None:
     """Run the same tasks on several models and compare them.
 
     Each model's run is a batch run of its own: interrupted, the same command continues it. All other flags
     of 'hermes batch' are passed on: --base-url, --toolsets, --max-turns, --concurrency, --max-cost …
     """
-    ctx.exit(_Bench(ctx, make_options(BenchOptions, params)).run())
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Fields are named like the flags; `hermes bench --help` documents them."""
-
-    dataset_file: str
-    models: str
-    samples: int
-    reward: str | None
-    with_diff: bool
-    page: Path | None
-    run_name: str | None
-    output_dir: Path
-    as_json: bool
+    ctx.exit(_Bench(ctx, options, as_json).run())
 
 
 class _Bench:
     """One call of the command."""
 
-    def __init__(self, ctx: click.Context, options: BenchOptions) -> None:
+    def __init__(self, ctx: click.Context, options: BenchOptions, as_json: bool) -> None:
         from hermes.batch.tasks import read_dataset
 
         self._ctx = ctx
         self._options = options
+        self._as_json = as_json
         self._models = _split_models(options.models)
         self._errors: dict[str, HermesError] = {}
         self._name = options.run_name or f"bench-{Path(options.dataset_file).stem}"
@@ -98,14 +88,12 @@ class _Bench:
         divergences = _divergences(contenders, comparison) if options.with_diff else []
         if options.page:
             self._write_page(options.page, comparison, divergences)
-        if options.as_json:
+        if self._as_json:
             facts = {"run": self._name, "samples": options.samples, "scoring": self._scoring}
             facts |= {"errors": {model: error.message for model, error in self._errors.items()}}
             differences = {"divergences": [divergence.to_json() for divergence in divergences]}
             click.echo(json.dumps(facts | comparison.to_json() | differences, ensure_ascii=False))
         else:
-            from hermes.cli.batch.bench_text import bench_text
-
             click.echo(bench_text(comparison, divergences))
         for model, error in self._errors.items():
             click.echo(f"error: {printable(model)}: {printable(error.message)}", err=True)
@@ -130,17 +118,17 @@ class _Bench:
         from hermes.batch.progress import open_view
         from hermes.batch.spec import open_run
         from hermes.batch.workers.pool import run_batch
-        from hermes.cli.batch.run import make_spec, open_workers, run_options
+        from hermes.cli.batch.run import open_workers, run_options, spec_of
 
-        options = replace(self._batch_options(model), reward=self._reward)
+        options = self._batch_options(model).model_copy(update={"reward": self._reward})
         folder = options.folder
-        new_spec = make_spec(options, self._dataset)
+        new_spec = spec_of(options, self._dataset)
         with (
             open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
             open_workers(options, folder) as workers,
         ):
             try:
-                with open_view(as_json=options.as_json, title=model) as view:
+                with open_view(as_json=self._as_json, title=model) as view:
                     asyncio.run(run_batch(folder, spec, self._dataset, run_options(options), view, workers))
             finally:
                 summary = finalise(folder, spec, self._dataset)
@@ -149,18 +137,19 @@ class _Bench:
     def _batch_options(self, model: str) -> BatchOptions:
         """The options of the 'hermes batch' command that this model's run stands for."""
         from hermes.cli.batch.command import batch
-        from hermes.cli.batch.options import BatchOptions
 
-        flags = {
-            "--dataset-file": self._options.dataset_file,
-            "--run-name": f"{self._name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}",
-            "--model": model,
-            "--samples-per-prompt": self._options.samples,
-            "--output-dir": self._options.output_dir,
-        }
-        arguments = [part for name, value in flags.items() for part in (name, str(value))]
-        context = batch.make_context("batch", [*arguments, *self._ctx.args], parent=self._ctx.parent)
-        return make_options(BatchOptions, {**context.params, "as_json": self._options.as_json})
+        words = command_words(
+            BatchOptions,
+            {
+                "dataset_file": self._options.dataset_file,
+                "run_name": f"{self._name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}",
+                "model": model,
+                "samples_per_prompt": self._options.samples,
+                "output_dir": self._options.output_dir,
+            },
+        )
+        context = batch.make_context("batch", [*words, *self._ctx.args], parent=self._ctx.parent)
+        return parse_model(BatchOptions, context)
 
     def _grader(self) -> tuple[str | None, str | None]:
         """The reward function's reference and its title; (None, None) if nothing can be scored."""
@@ -205,3 +194,78 @@ def _split_models(text: str) -> list[str]:
         problem = f"names {min(repeated)} twice" if repeated else "has an empty name"
         raise UsageError(f"--models {problem}", "write them as provider/name,provider/name")
     return models
+
+
+def bench_text(comparison: Comparison, divergences: Sequence[Divergence]) -> str:
+    parts = [columns([_heading(comparison), *(_score_row(score, comparison) for score in comparison.scores)])]
+    if comparison.pairs:
+        parts.append("\n".join(_pair_line(pair, comparison.binary) for pair in comparison.pairs))
+    if divergences:
+        parts.append("\n".join(line for divergence in divergences for line in _divergence_lines(divergence)))
+    return "\n\n".join(parts)
+
+
+def _heading(comparison: Comparison) -> Sequence[str]:
+    name = "pass rate" if comparison.binary else "mean reward"
+    rest = "samples,failed,unscored,ended,cost,call p50,call p90,tokens,turns"
+    return ("model", name, "95 % interval", *rest.split(","))
+
+
+def _score_row(score: Score, comparison: Comparison) -> Sequence[str]:
+    """Empty columns are dropped, so a comparison without scores has none."""
+    ends = (score.interval.low, score.interval.high) if score.interval else ()
+    low_high = [score_text(end, comparison.binary) for end in ends]
+    ended = ", ".join(f"{outcome} {count}" for outcome, count in score.outcomes.items())
+    return (
+        printable(score.model),
+        score_text(score.score, comparison.binary) if comparison.graded else "",
+        " to ".join(low_high),
+        str(score.samples),
+        str(score.failed or ""),
+        str(score.ungraded or ""),
+        ended,
+        money(score.cost_usd),
+        _ms(score.latency_p50_ms),
+        _ms(score.latency_p90_ms),
+        "" if score.mean_tokens is None else f"{score.mean_tokens:.0f}",
+        "" if score.mean_turns is None else f"{score.mean_turns:.1f}",
+    )
+
+
+def _pair_line(pair: ModelPair, binary: bool) -> str:
+    between = f"{printable(pair.left)} against {printable(pair.right)}"
+    if pair.difference is None:
+        return f"{between}: no task that both were scored on"
+    scale, unit = (100, " points") if binary else (1, "")
+    ends = (pair.interval.low, pair.interval.high) if pair.interval else ()
+    interval = " to ".join(f"{scale * end:+.3g}" for end in ends)
+    return (
+        f"{between}: {pair.wins} won, {pair.losses} lost, {pair.ties} tied;"
+        f" difference {scale * pair.difference:+.3g}{unit}{f' ({interval})' if interval else ''},"
+        f" p = {pair.p_value:.3f}"
+    )
+
+
+def _divergence_lines(divergence: Divergence) -> Iterator[str]:
+    shared = divergence.difference.shared
+    yield f"task {printable(divergence.key)}: after {shared} equal message{'' if shared == 1 else 's'}"
+    sides = (
+        (divergence.left_model, divergence.left, divergence.difference.left),
+        (divergence.right_model, divergence.right, divergence.difference.right),
+    )
+    for model, attempt, messages in sides:
+        yield f"  {printable(model)} ({_end(attempt)}, {attempt.trajectory_id}): {_first_message(messages)}"
+
+
+def _first_message(messages: Sequence[Message]) -> str:
+    if not messages:
+        return "nothing more"
+    return f"{messages[0].role.value}: {one_line(render_message(messages[0]), _MESSAGE_CHARS)}"
+
+
+def _end(attempt: Attempt) -> str:
+    return attempt.outcome if attempt.reward is None else f"reward {attempt.reward:g}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"

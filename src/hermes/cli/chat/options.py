@@ -90,7 +90,7 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
     run = named_run(config.home, options.model)
     if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
         model = policy.base_model  # what suits the base model suits what was trained from it
-    toolsets = choose_toolsets(config, model, options.toolsets, run.toolsets() if run else None)
+    toolsets = choose_toolsets(config, model, options.toolsets, run.config().run.toolsets if run else None)
     return RolloutPlan(
         toolsets=toolsets,
         require_tools=options.toolsets is not None,

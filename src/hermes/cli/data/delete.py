@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import FilterOptions, filter_options, json_option, make_options
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class _Doomed:
 
 @click.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@filter_options
+@model_options(FilterOptions)
 @click.option("--all", "everything", is_flag=True, help="Every recorded trajectory.")
 @click.option(
     "--with-derived", is_flag=True, help="Also what was continued, retried or compressed from them."
@@ -42,7 +44,12 @@ class _Doomed:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def delete(
-    ids: tuple[str, ...], everything: bool, with_derived: bool, yes: bool, as_json: bool, **filters: Any
+    filters: FilterOptions,
+    ids: tuple[str, ...],
+    everything: bool,
+    with_derived: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Delete trajectories for good.
 
@@ -61,14 +68,14 @@ def delete(
     from hermes.config.paths import db_path
     from hermes.store.upkeep.delete import delete_trajectories
 
-    if not ids and not everything and not any(filters.values()):
+    if not ids and not everything and not filters.model_fields_set:
         raise UsageError(
             "nothing is selected", "name trajectories, or add a filter such as --source chat, or --all"
         )
-    if ids and (everything or any(filters.values())):
+    if ids and (everything or filters.model_fields_set):
         raise UsageError("ids and filters exclude each other", "choose one")
     home = load().home
-    conditions = make_options(FilterOptions, filters).build()
+    conditions = filters.build()
     with waiting("looking for what refers to them"):
         doomed = _find(home, ids, conditions, with_derived=with_derived)
     if not doomed.ids:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import (
-    FilterOptions,
-    add_options,
-    filter_options,
-    json_option,
-    make_options,
-    stored_variables,
-)
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option, stored_variables
+from hermes.config.option import option
+from hermes.data.formats.base import ToolCallStyle
+from hermes.data.preference.pairs import PreferenceSource
+from hermes.data.redaction.redact import RedactionLevel
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,130 +25,78 @@ if TYPE_CHECKING:
     from hermes.data.export.run import ExportPlan, ExportReport
     from hermes.data.export.select import TrajectorySelection
     from hermes.data.formats.base import Format
-    from hermes.data.recipes.base import TrainerRecipe
+    from hermes.data.recipes import TrainerRecipe
 
 _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 4_000
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_SHARE = click.FloatRange(0, 1)
-_OPTIONS = (
-    click.option("--format", "form", metavar="NAME", help="See --formats; default: sharegpt."),
-    click.option("--formats", "listing", is_flag=True, help="List the formats and stop."),
-    click.option(
-        "--output",
-        type=click.Path(path_type=Path),
-        help="File to write: .jsonl, .parquet or .arrow; for sts also a folder.",
-    ),
-    click.option(
-        "--roles",
-        type=click.Choice(["human-gpt", "user-assistant"]),
-        default="human-gpt",
-        show_default=True,
-        help="ShareGPT: the role names your trainer expects.",
-    ),
-    click.option(
-        "--calls",
-        type=click.Choice(["structured", "text"]),
-        default="structured",
-        show_default=True,
-        help="trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
-    ),
-    click.option(
-        "--id",
-        "ids",
-        multiple=True,
-        metavar="ID",
-        help="Only this trajectory: an id, its beginning or end, or 'last'; repeatable.",
-    ),
-    click.option("--all", "everything", is_flag=True, help="Also trajectories that did not complete."),
-    click.option(
-        "--compressed", is_flag=True, help="Use the compressed version of a trajectory if it has one."
-    ),
-    click.option(
-        "--where", multiple=True, metavar="COND", help="turns<=10, metadata.split=train, model~qwen"
-    ),
-    click.option("--min-turns", type=click.IntRange(min=0), help="Model calls."),
-    click.option("--max-turns", type=click.IntRange(min=0), help="Most model calls of a conversation."),
-    click.option("--max-chars", type=click.IntRange(min=1), help="Longest conversation, in characters."),
-    click.option("--min-tool-success", type=_SHARE, help="Share of tool calls that worked, 0 to 1."),
-    click.option("--language", multiple=True, metavar="CODE", help="en, de, zh …; repeatable."),
-    click.option(
-        "--near-duplicates",
-        type=_SHARE,
-        metavar="SIM",
-        help="Drop trajectories at least this similar (0.85).",
-    ),
-    click.option("--decontaminate", type=_FILE, help="Drop trajectories that contain text of this eval set."),
-    click.option(
-        "--redact",
-        type=click.Choice(["none", "known", "names", "shapes"]),
-        default="shapes",
-        show_default=True,
-        help="Known secrets; also values named like one; also values shaped like one.",
-    ),
-    click.option("--split", type=_SHARE, metavar="SHARE", help="Share of tasks for eval; two files."),
-    click.option(
-        "--pairs-from",
-        multiple=True,
-        type=click.Choice(["choice", "rating", "reward", "retry"]),
-        help="Preference formats: which signals to build pairs from, in order of preference; default: all.",
-    ),
-    click.option("--min-margin", type=float, default=0.0, help="Least difference of ratings or rewards."),
-    click.option("--recipe", metavar="NAME", help="axolotl, unsloth, trl or llama-factory: also its config."),
-    click.option("--base-model", metavar="NAME", help="Model that the recipe trains."),
-    click.option("--lora", is_flag=True, help="Recipe: LoRA without four-bit quantisation."),
-    click.option(
+
+
+class ExportOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    ids: tuple[str, ...] = option(
+        (),
+        "Only these trajectories: ids, their beginnings or ends, or 'last'.",
+        metavar="[ID]...",
+        argument=True,
+    )
+    form: str | None = option(
+        None, "sharegpt if unset; list: print the formats and stop.", "--format", metavar="NAME|list"
+    )
+    listing: bool = option(False, "The same as --format list.", "--formats", hidden=True)
+    output: Path | None = option(None, "File to write: .jsonl, .parquet or .arrow; for sts also a folder.")
+    roles: Literal["human-gpt", "user-assistant"] = option(
+        "human-gpt", "ShareGPT: the role names your trainer expects."
+    )
+    calls: ToolCallStyle = option(
+        ToolCallStyle.STRUCTURED,
+        "trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
+    )
+    named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
+    everything: bool = option(False, "Also trajectories that did not complete.", "--all")
+    compressed: bool = option(False, "Use the compressed version of a trajectory if it has one.")
+    where: tuple[str, ...] = option((), "turns<=10, metadata.split=train, model~qwen", metavar="COND")
+    min_turns: int | None = option(None, "Model calls.", ge=0)
+    max_turns: int | None = option(None, "Most model calls of a conversation.", ge=0)
+    max_chars: int | None = option(None, "Longest conversation, in characters.", ge=1)
+    min_tool_success: float | None = option(None, "Share of tool calls that worked, 0 to 1.", ge=0, le=1)
+    language: tuple[str, ...] = option((), "en, de, zh …; repeatable.", metavar="CODE")
+    near_duplicates: float | None = option(
+        None, "Drop trajectories at least this similar (0.85).", metavar="SIM", ge=0, le=1
+    )
+    decontaminate: Path | None = option(
+        None, "Drop trajectories that contain text of this eval set.", path="file"
+    )
+    redact: RedactionLevel = option(
+        RedactionLevel.SHAPES, "Known secrets; also values named like one; also values shaped like one."
+    )
+    split: float | None = option(None, "Share of tasks for eval; two files.", metavar="SHARE", ge=0, le=1)
+    pairs_from: tuple[PreferenceSource, ...] = option(
+        (), "Preference formats: which signals to build pairs from, in order of preference; default: all."
+    )
+    min_margin: float = option(0.0, "Least difference of ratings or rewards.", ge=0)
+    recipe: str | None = option(
+        None, "axolotl, unsloth, trl or llama-factory: also its config.", metavar="NAME"
+    )
+    base_model: str | None = option(None, "Model that the recipe trains.", metavar="NAME")
+    lora: bool = option(False, "Recipe: LoRA without four-bit quantisation.")
+    repo: str | None = option(
+        None,
+        "Also upload the export, unless a secret is found in it.",
         "--push-to-hub",
-        "repo",
         metavar="REPO",
-        help="Also upload the export, unless a secret is found in it.",
-    ),
-    click.option("--public", is_flag=True, help="Make the repository public."),
-    click.option("--preview", is_flag=True, help="Print the first rows, write nothing."),
-    click.option("--delete", is_flag=True, help="Delete the export that --output names, with its manifest."),
-    click.option("--yes", is_flag=True, help="Do not ask before --delete."),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Fields are named like the parameters of the command; `hermes export --help` documents them."""
-
-    filters: FilterOptions
-    form: str | None
-    output: Path | None
-    roles: str
-    calls: str
-    ids: tuple[str, ...]
-    everything: bool
-    compressed: bool
-    where: tuple[str, ...]
-    min_turns: int | None
-    max_turns: int | None
-    max_chars: int | None
-    min_tool_success: float | None
-    language: tuple[str, ...]
-    near_duplicates: float | None
-    decontaminate: Path | None
-    redact: str
-    split: float | None
-    pairs_from: tuple[str, ...]
-    min_margin: float
-    recipe: str | None
-    base_model: str | None
-    lora: bool
-    repo: str | None
-    public: bool
-    preview: bool
-    as_json: bool
+    )
+    public: bool = option(False, "Make the repository public.")
+    preview: bool = option(False, "Print the first rows, write nothing.", "--dry-run", former=("--preview",))
+    delete: bool = option(False, "Delete the export that --output names, with its manifest.")
+    yes: bool = option(False, "Do not ask before --delete.")
 
 
 @click.command()
-@add_options(*_OPTIONS)
-@filter_options
+@model_options(ExportOptions, FilterOptions)
 @json_option
 @stored_variables
-def export(listing: bool, delete: bool, yes: bool, **params: Any) -> None:
+def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> None:
     """Write trajectories as training data.
 
     Only completed ones, unless --all. Rows that are left out are counted with the reason and listed beside
@@ -156,26 +104,25 @@ def export(listing: bool, delete: bool, yes: bool, **params: Any) -> None:
     """
     from hermes.config.load import load
     from hermes.data.export.log import log_export
-    from hermes.data.recipes.registry import get_recipe
+    from hermes.data.recipes import get_recipe
 
-    if listing:
-        _list_formats(params["as_json"])
+    if options.listing or options.form == "list":
+        _list_formats(as_json)
         return
-    if delete:
-        _delete(params["output"], yes, params["as_json"])
+    if options.delete:
+        _delete(options.output, options.yes, as_json)
         return
-    options = make_options(ExportOptions, {**params, "filters": make_options(FilterOptions, params)})
     recipe = get_recipe(options.recipe) if options.recipe else None
     config = load()
-    plan = _build_plan(_choose_format(options, recipe), options, config)
+    plan = _build_plan(_choose_format(options, recipe), options, filters, config)
     if options.preview:
-        _print_preview(config, plan, options.as_json)
+        _print_preview(config, plan, as_json)
         return
     report = _export(config, plan)
     log_export(config.home, report.files)
     configs = _write_recipe(recipe, plan, report, options) if recipe else []
     url = _push(config, plan, report, configs, options)
-    if options.as_json:
+    if as_json:
         facts = {
             "output": str(plan.output),
             "format": plan.form.name,
@@ -209,7 +156,7 @@ def _delete(output: Path | None, yes: bool, as_json: bool) -> None:
 def _choose_format(options: ExportOptions, recipe: TrainerRecipe | None) -> Format:
     """The format of --format; without it the recipe's first, or ShareGPT."""
     from hermes.data.formats.registry import get_format
-    from hermes.data.recipes.base import check_format
+    from hermes.data.recipes import check_format
 
     name = options.form or (recipe.formats[0] if recipe else "sharegpt")
     if name == "sharegpt" and options.roles == "user-assistant":
@@ -220,11 +167,8 @@ def _choose_format(options: ExportOptions, recipe: TrainerRecipe | None) -> Form
     return form
 
 
-def _build_plan(form: Format, options: ExportOptions, config: Config) -> ExportPlan:
+def _build_plan(form: Format, options: ExportOptions, filters: FilterOptions, config: Config) -> ExportPlan:
     from hermes.data.export.run import ExportPlan
-    from hermes.data.formats.base import ToolCallStyle
-    from hermes.data.preference.pairs import PreferenceSource
-    from hermes.data.redaction.redact import RedactionLevel
 
     output = options.output or (Path("preview.jsonl") if options.preview else None)
     if output is None:
@@ -232,27 +176,27 @@ def _build_plan(form: Format, options: ExportOptions, config: Config) -> ExportP
     return ExportPlan(
         form,
         output,
-        _selection(options, config),
-        ToolCallStyle(options.calls),
-        RedactionLevel(options.redact),
+        _selection(options, filters, config),
+        options.calls,
+        options.redact,
         options.split,
-        tuple(PreferenceSource(name) for name in options.pairs_from) or tuple(PreferenceSource),
+        options.pairs_from or tuple(PreferenceSource),
         options.min_margin,
     )
 
 
-def _selection(options: ExportOptions, config: Config) -> TrajectorySelection:
+def _selection(options: ExportOptions, filters: FilterOptions, config: Config) -> TrajectorySelection:
     from hermes.config.paths import db_path
     from hermes.data.export.select import TrajectorySelection
     from hermes.data.where import parse
     from hermes.store import Reader
 
-    filters = options.filters.build()
-    if options.ids:
+    conditions = filters.build()
+    if ids := (*options.ids, *options.named_ids):
         with Reader(db_path(config.home)) as reader:
-            filters = replace(filters, ids=tuple(dict.fromkeys(map(reader.resolve, options.ids))))
+            conditions = replace(conditions, ids=tuple(dict.fromkeys(map(reader.resolve, ids))))
     return TrajectorySelection(
-        filters,
+        conditions,
         tuple(parse(text) for text in options.where),
         tuple(_rules(options)),
         not options.everything,
@@ -262,10 +206,14 @@ def _selection(options: ExportOptions, config: Config) -> TrajectorySelection:
 
 def _rules(options: ExportOptions) -> list[Rule]:
     """Cheap rules first, near-duplicates last: a row that another rule removes hides none that stays."""
-    from hermes.data.curate.contamination import Contamination, read_eval_set
-    from hermes.data.curate.duplicates import NearDuplicates
-    from hermes.data.curate.language import Language
-    from hermes.data.curate.quality import Length, ToolSuccess
+    from hermes.data.curate.base import (
+        Contamination,
+        Language,
+        Length,
+        NearDuplicates,
+        ToolSuccess,
+        read_eval_set,
+    )
 
     rules: list[Rule] = []
     bounds = (options.min_turns, options.max_turns, options.max_chars)
@@ -296,8 +244,7 @@ def _export(config: Config, plan: ExportPlan) -> ExportReport:
 def _write_recipe(
     recipe: TrainerRecipe, plan: ExportPlan, report: ExportReport, options: ExportOptions
 ) -> list[Path]:
-    from hermes.data.recipes.base import BASE_MODEL, Ask
-    from hermes.data.recipes.registry import write_recipe
+    from hermes.data.recipes import BASE_MODEL, Ask, write_recipe
 
     files = [str(plan.output.with_name(file["name"])) for file in report.facts["files"]]
     request = Ask(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import click
 
-from hermes.cli.options import FilterOptions, filter_options, json_option, make_options, stored_variables
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option, stored_variables
 
 
 @click.command()
@@ -18,10 +19,10 @@ from hermes.cli.options import FilterOptions, filter_options, json_option, make_
     metavar="FILE",
     help="The tasks, for functions that use what is expected.",
 )
-@filter_options
+@model_options(FilterOptions)
 @json_option
 @stored_variables
-def score(reward: str, dataset_file: str | None, as_json: bool, **filters: Any) -> None:
+def score(filters: FilterOptions, reward: str, dataset_file: str | None, as_json: bool) -> None:
     """Score recorded trajectories again and add the rewards.
 
     Earlier rewards stay.
@@ -45,7 +46,7 @@ def score(reward: str, dataset_file: str | None, as_json: bool, **filters: Any) 
     function = load_reward(reward)
     rows = {row.key: row for row in read_dataset(dataset_file).rows} if dataset_file else {}
     config = load()
-    conditions = make_options(FilterOptions, filters).build()
+    conditions = filters.build()
     with Reader(db_path(config.home)) as reader, open_writer(config) as writer, waiting("scoring"):
         result = asyncio.run(rescore(writer, reward, function, reader.trajectories(conditions), rows))
     failures = by_message(result.errors)

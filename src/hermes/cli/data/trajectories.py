@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.data.delete import delete
 from hermes.cli.data.score import score
-from hermes.cli.options import CommandGroup, FilterOptions, filter_options, json_option, make_options
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import CommandGroup, json_option
 
 if TYPE_CHECKING:
     from hermes.data.redaction.redact import RedactionFinding
-    from hermes.store import Filter, Reader
+    from hermes.store import Reader
 
 
 @contextmanager
@@ -28,10 +30,6 @@ def _reader() -> Iterator[Reader]:
 
     with Reader(db_path(load().home)) as reader:
         yield reader
-
-
-def _build_filter(params: Mapping[str, Any]) -> Filter:
-    return make_options(FilterOptions, params).build()
 
 
 @click.group(cls=CommandGroup)
@@ -47,13 +45,13 @@ def trajectories() -> None:
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most rows to print."
 )
 @click.option("--before", metavar="ID", help="Continue after this one (the last line of the previous page).")
-@filter_options
+@model_options(FilterOptions)
 @json_option
-def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None:
+def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool) -> None:
     """List trajectories, newest first."""
     from hermes.cli.render import summary_table
 
-    conditions = _build_filter(filters)
+    conditions = filters.build()
     with _reader() as reader:
         rows = reader.summaries(conditions, limit=limit, before=reader.resolve(before) if before else None)
         total = reader.count(conditions)
@@ -63,7 +61,7 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
     if not rows:
         click.echo(
             "nothing matches"
-            if any(filters.values())
+            if filters.model_fields_set
             else "nothing recorded yet; try: hermes -q 'What is 17 * 23?'"
         )
         return
@@ -74,13 +72,20 @@ def list_(limit: int, before: str | None, as_json: bool, **filters: Any) -> None
 
 @trajectories.command()
 @click.argument("trajectory", default="last")
+@click.argument("other", required=False)
 @click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
 @click.option(
     "--compressed", is_flag=True, help="Show it beside its compressed version, with the folds marked."
 )
 @json_option
-def show(trajectory: str, raw: bool, compressed: bool, as_json: bool) -> None:
-    """Show one trajectory step by step."""
+def show(trajectory: str, other: str | None, raw: bool, compressed: bool, as_json: bool) -> None:
+    """Show one trajectory step by step.
+
+    With OTHER: where the two first differ, and how.
+    """
+    if other is not None:
+        _print_difference(trajectory, other, as_json)
+        return
     if compressed:
         from hermes.cli.data.compressed import show_compressed
 
@@ -126,25 +131,23 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 @trajectories.command()
-@filter_options
+@model_options(FilterOptions)
 @json_option
-def stats(as_json: bool, **filters: Any) -> None:
+def stats(filters: FilterOptions, as_json: bool) -> None:
     """Show statistics of all trajectories, or of those that a filter selects."""
     from hermes.cli.render import stats_text
     from hermes.cli.terminal.waiting import waiting
 
-    conditions = _build_filter(filters)
+    conditions = filters.build()
     with _reader() as reader, waiting("counting"):
         figures = reader.stats(conditions)
     click.echo(json.dumps(asdict(figures)) if as_json else stats_text(figures))
 
 
-@trajectories.command()
-@click.argument("left")
-@click.argument("right")
-@json_option
-def diff(left: str, right: str, as_json: bool) -> None:
-    """Show where two trajectories first differ, and how."""
+trajectories.former_names["diff"] = "show"
+
+
+def _print_difference(left: str, right: str, as_json: bool) -> None:
     from hermes.cli.render import diff_text
     from hermes.cli.terminal.pager import show as page
     from hermes.data.diff import compare
@@ -160,9 +163,9 @@ def diff(left: str, right: str, as_json: bool) -> None:
 
 @trajectories.command()
 @click.option("--check", is_flag=True, help="Only count, and exit with 1 if anything is found.")
-@filter_options
+@model_options(FilterOptions)
 @json_option
-def redact(check: bool, as_json: bool, **filters: Any) -> None:
+def redact(filters: FilterOptions, check: bool, as_json: bool) -> None:
     """Show what an export would redact.
 
     Known secrets, and values that look like one.
@@ -174,7 +177,7 @@ def redact(check: bool, as_json: bool, **filters: Any) -> None:
     from hermes.data.redaction.redact import scan
     from hermes.safety.redact import Redactor
 
-    conditions = _build_filter(filters)
+    conditions = filters.build()
     with _reader() as reader, waiting("reading the record"):
         findings = list(scan(reader, conditions, Redactor(load().secrets)))
     _report_findings(findings, check=check, as_json=as_json)

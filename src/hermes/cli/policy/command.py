@@ -87,8 +87,12 @@ def show(name: str, as_json: bool) -> None:
 def promote(name: str, base_model: str, as_json: bool) -> None:
     """Make NAME the current policy.
 
-    NAME is an id, 'base', or weights as tinker://RUN/weights/NAME. Weights that exist nowhere are refused.
+    NAME is an id, 'base', 'previous' (which was current before), or weights as tinker://RUN/weights/NAME.
+    Weights that exist nowhere are refused.
     """
+    if name == "previous":
+        _roll_back(as_json)
+        return
     import json
 
     from hermes.config.load import load
@@ -117,10 +121,14 @@ def promote(name: str, base_model: str, as_json: bool) -> None:
     click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
 
 
-@policy.command("rollback")
+@policy.command("rollback", hidden=True)
 @json_option
 def rollback(as_json: bool) -> None:
-    """Make the policy current again that was current before."""
+    """The same as `hermes policy promote previous`."""
+    _roll_back(as_json)
+
+
+def _roll_back(as_json: bool) -> None:
     import json
 
     from hermes.config.load import load
@@ -168,19 +176,24 @@ def compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) ->
 
 
 @policy.command("serve")
-@click.argument("name", default="current")
+@click.argument("name", default="current", metavar="[NAME|run:ID]")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port to listen on; 8001, or a free one, if unset."
 )
 @stored_variables
 def serve(name: str, port: int | None) -> None:
-    """Serve a policy over the OpenAI API.
+    """Serve a policy, or the weights of a run, over the OpenAI API.
 
     `hermes batch --model policy` uses it.
     """
     from hermes.config.load import load
     from hermes.policies.open import serve_policy
 
+    if name.startswith("run:"):
+        from hermes.cli.rl.weights import serve_run
+
+        serve_run(name.removeprefix("run:"), port)
+        return
     serve_policy(load(), _registry().find(name), port, click.echo)
 
 

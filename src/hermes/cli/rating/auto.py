@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hermes.cli.options import FilterOptions, make_options
 from hermes.cli.terminal.waiting import waiting
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
@@ -29,7 +28,7 @@ from hermes.ratings.auto import (
     rate_all,
     score_of,
 )
-from hermes.store import Reader
+from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
     from hermes.batch.reward import RewardFunction
@@ -71,7 +70,7 @@ async def _no_sandbox() -> Any:
     raise HermesError("the sandbox of a stored trajectory no longer exists")
 
 
-def run_auto(params: Mapping[str, Any]) -> None:
+def run_auto(filters: Filter, params: Mapping[str, Any]) -> None:
     config = load()
     chosen = [name for name in ("reward", "judge", "reward_model") if params[name]]
     if len(chosen) != 1:
@@ -79,7 +78,6 @@ def run_auto(params: Mapping[str, Any]) -> None:
             "name one rater",
             "--reward NAME, --judge MODEL or --reward-model URL; see hermes rate auto --help",
         )
-    filters = make_options(FilterOptions, params).build()
     selection = TrajectorySelection(filters, only_completed=False)
     with waiting("rating"):
         report, name = asyncio.run(_run(config, params, selection))

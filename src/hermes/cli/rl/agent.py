@@ -1,4 +1,4 @@
-"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools. It takes the flags of the older `rl_cli`."""
+"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools. It takes the flags of hermes-agent's `rl_cli`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def agent(
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
-    from hermes.rl.checks.machine import missing_requirement
     from hermes.rl.config.base_model import allowed_models
+    from hermes.rl.machine import missing_requirement
     from hermes.rl.tools import TOOLSET, register_tools
 
     refuse_key(api_key)

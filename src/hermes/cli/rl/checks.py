@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.rl.config.resolve import Resolved
+    from hermes.training.monitor.incidents.alerts import Alert
 
 
 _ENVIRONMENT = click.option("--env", "environment", help="Select this environment first.")
@@ -46,7 +47,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
         )
 
 
-@click.command()
+@click.command(hidden=True)
 @_ENVIRONMENT
 @click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
 @click.option(
@@ -64,7 +65,13 @@ def check_signal(config: Config, resolved: Resolved) -> None:
 def test(
     environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
 ) -> None:
-    """Try the selected environment with several models, without training."""
+    """The same as `hermes rl preflight --model`."""
+    _test(environment, models, num_steps, group_size, as_json)
+
+
+def _test(
+    environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
+) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
@@ -86,23 +93,53 @@ def test(
 @click.command()
 @_ENVIRONMENT
 @click.option(
-    "--groups", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of groups to sample."
+    "--num-steps",
+    "--groups",
+    "groups",
+    cls=RenamedOption,
+    default=4,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of groups to sample.",
 )
 @click.option(
+    "--timeout",
     "--seconds",
+    "seconds",
+    cls=RenamedOption,
     default=60,
     show_default=True,
     type=click.IntRange(1),
     help="Time limit of sampling; the groups finished by then are judged.",
 )
+@click.option("--model", "models", multiple=True, help="Try these models instead, provider/name; repeatable.")
+@click.option(
+    "--group-size",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Completions per group, for --model.",
+)
 @json_option
 @stored_variables
-def preflight(environment: str | None, groups: int, seconds: int, as_json: bool) -> None:
+def preflight(
+    environment: str | None,
+    groups: int,
+    seconds: int,
+    models: tuple[str, ...],
+    group_size: int,
+    as_json: bool,
+) -> None:
     """Sample for a minute and predict whether a run will learn.
+
+    With --model: whether other models solve the environment's tasks.
 
     \b
     hermes rl preflight --env calculator
     """
+    if models:
+        _test(environment, models, groups, group_size, as_json)
+        return
     import signal
 
     from hermes.cli.terminal.waiting import waiting
@@ -124,10 +161,22 @@ def preflight(environment: str | None, groups: int, seconds: int, as_json: bool)
 
 @click.command()
 @click.argument("run_id")
+@click.option(
+    "--rule", "rules", multiple=True, metavar="RULE", help="An alert rule instead of rl.alerts; repeatable."
+)
 @json_option
 @stored_variables
-def doctor(run_id: str, as_json: bool) -> None:
-    """Diagnose why a run does not learn: named causes with their evidence."""
+def doctor(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
+    """Diagnose why a run does not learn.
+
+    Named causes with their evidence, and where the metrics broke alert rules.
+
+    Rules are the setting rl.alerts; a trainer prints an alert when it begins.
+
+    \b
+    hermes config set rl.alerts '["kl/reference > 0.5", "reward/mean < 0.1 for 20"]'
+    hermes rl doctor 1a2b --rule 'health/entropy < 0.05'
+    """
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
     from hermes.rl.results import environment_problem, step_rows
@@ -142,5 +191,69 @@ def doctor(run_id: str, as_json: bool) -> None:
         return
     for cause in causes:
         click.echo(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")
-    if not causes:
+    _, broken = broken_rules(run.run_id, rules)
+    for alert in broken or ():
+        click.echo(f"alert: {alert.sentence()}{', now' if alert.ongoing else ''}")
+    if not causes and not broken:
         click.echo("nothing stands out in its metrics")
+
+
+@click.command(hidden=True)
+@click.argument("run_id")
+@click.option(
+    "--rule", "rules", multiple=True, metavar="RULE", help="Use this rule instead of rl.alerts; repeatable."
+)
+@json_option
+@stored_variables
+def alerts(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
+    """Show where a run broke alert rules, as `hermes rl doctor` does."""
+    from hermes.errors import UsageError
+
+    rows, broken = broken_rules(run_id, rules)
+    if broken is None:
+        raise UsageError("no alert rule is set", "try one: --rule 'kl/reference > 0.5'; see also rl.alerts")
+    if as_json:
+        click.echo(json.dumps([alert.to_json() for alert in broken], indent=2))
+        return
+    for alert in broken:
+        click.echo(f"{alert.sentence()}{', now' if alert.ongoing else ''}")
+    if not broken:
+        click.echo(f"no alert in {rows} steps")
+
+
+def broken_rules(run_id: str, rules: tuple[str, ...]) -> tuple[int, list[Alert] | None]:
+    """The number of steps, and where they broke a rule; None: no rule is set."""
+    from hermes.config.load import load
+    from hermes.rl.run import read_metrics
+    from hermes.training.monitor.incidents.alerts import find_alerts, parse_rule
+    from hermes.training.monitor.sinks import METRICS
+    from hermes.web.runs.detail import find_folder
+
+    config = load()
+    parsed = [parse_rule(rule) for rule in rules or config.settings.rl.alerts]
+    rows = [row for row in read_metrics(find_folder(config.home, run_id) / METRICS) if "step" in row]
+    return len(rows), find_alerts(rows, parsed) if parsed else None
+
+
+def print_differences(run_ids: tuple[str, ...], as_json: bool) -> None:
+    """Prints which fields of the configurations of runs differ."""
+    from hermes.cli.tables import table_lines
+    from hermes.config.load import load
+    from hermes.errors import UsageError
+    from hermes.safety.text import clip, printable
+    from hermes.web.runs.configs import differences, read_config
+    from hermes.web.runs.detail import find_folder
+
+    home = load().home
+    folders = {folder.name: folder for folder in (find_folder(home, run_id) for run_id in run_ids)}
+    if len(folders) < 2:
+        raise UsageError("one run differs from nothing", "give two or more runs")
+    differing, equal = differences({name: read_config(folder) for name, folder in folders.items()})
+    if as_json:
+        fields = {field: dict(zip(folders, values, strict=True)) for field, values in differing}
+        click.echo(json.dumps({"runs": list(folders), "differing": fields, "equal": equal}, indent=2))
+        return
+    rows = [(field, *(clip(printable(value or "–"), 40) for value in values)) for field, values in differing]
+    for line in table_lines([("FIELD", *folders), *rows]):
+        click.echo(line)
+    click.echo(f"{equal} fields are equal")

@@ -15,8 +15,7 @@ import click
 
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import check_signal, doctor, preflight, test
-from hermes.cli.rl.inspect import alerts, diff
+from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -29,10 +28,16 @@ if TYPE_CHECKING:
 _run_argument = click.argument("run_id")
 
 
+_FORMER = {"runs": ("status", "--all"), "diff": ("results",)}
+"""Former command → its words now."""
+
+
 class TaskGroup(click.Group):
     """A group that passes a task, which is not one of its commands, to the agent."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in _FORMER:
+            args = [*_FORMER[args[0]], *args[1:]]
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             if not args[0].startswith("-") and " " not in args[0].strip():
                 from hermes.core.names import did_you_mean, nearest
@@ -51,7 +56,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (test, preflight, doctor, alerts, diff, plan, sweep, weights, serve):
+for _command in (test, preflight, doctor, alerts, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 
@@ -67,20 +72,20 @@ def _print(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
 
-@rl.command("list")
+@rl.command("list", hidden=True)
 @json_option
 def list_(as_json: bool) -> None:
-    """List the environments to train on."""
+    """List the environments to train on, as `hermes env list` does."""
     from hermes.rl.render import environments_text
 
     click.echo(environments_text(_config(), as_json))
 
 
-@rl.command()
+@rl.command(hidden=True)
 @click.argument("name")
 @json_option
 def select(name: str, as_json: bool) -> None:
-    """Select the environment for config, test, preflight and start."""
+    """Select the environment for the other commands, as their --env does."""
     from hermes.rl.config.resolve import select as choose
 
     chosen = choose(_config(), name)
@@ -284,15 +289,19 @@ def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
 
 @rl.command()
 @click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--all", "everything", is_flag=True, help="List all runs, newest first.")
 @json_option
-def status(run_id: str | None, as_json: bool) -> None:
+def status(run_id: str | None, everything: bool, as_json: bool) -> None:
     """Show a run: processes, newest metrics, why it ended. Without RUN: the newest one."""
-    from hermes.rl.render import run_text
+    from hermes.rl.render import run_text, runs_text
     from hermes.rl.results import describe
     from hermes.rl.run import find_run, newest_run
     from hermes.rl.start import current_status
 
     home = _config().home
+    if everything:
+        click.echo(runs_text(home, as_json))
+        return
     run = find_run(home, run_id) if run_id else newest_run(home)
     report = describe(run, current_status(run))
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else run_text(report))
@@ -320,26 +329,23 @@ def stop(run_id: str, now: bool, as_json: bool) -> None:
 
 
 @rl.command()
-@_run_argument
+@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...")
 @json_option
-def results(run_id: str, as_json: bool) -> None:
-    """Final metrics, their history, and where the weights are."""
+def results(run_ids: tuple[str, ...], as_json: bool) -> None:
+    """Final metrics, their history, and where the weights are.
+
+    Of several runs: the fields of their configurations that differ.
+    """
     from hermes.rl.render import results_text
     from hermes.rl.results import results as read
     from hermes.rl.run import find_run
     from hermes.rl.start import current_status
 
-    run = find_run(_config().home, run_id)
+    if len(run_ids) > 1:
+        print_differences(run_ids, as_json)
+        return
+    run = find_run(_config().home, run_ids[0])
     report = read(run, current_status(run))
     click.echo(
         json.dumps(report, indent=2, ensure_ascii=False, default=str) if as_json else results_text(report)
     )
-
-
-@rl.command()
-@json_option
-def runs(as_json: bool) -> None:
-    """List all runs, newest first."""
-    from hermes.rl.render import runs_text
-
-    click.echo(runs_text(_config().home, as_json))

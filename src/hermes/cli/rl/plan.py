@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import json_option
+from hermes.cli.options import RenamedOption, json_option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
@@ -43,7 +43,10 @@ _GIB = 2**30
     "--group-size", default=16, show_default=True, type=click.IntRange(1, 1024), help="Rollouts of one task."
 )
 @click.option(
+    "--max-turns",
     "--turns",
+    "turns",
+    cls=RenamedOption,
     default=2.0,
     show_default=True,
     type=click.FloatRange(1, 1000),
@@ -57,7 +60,10 @@ _GIB = 2**30
     help="Tokens that the rollouts of a group have in common.",
 )
 @click.option(
+    "--answer-tokens",
     "--new-tokens",
+    "new_tokens",
+    cls=RenamedOption,
     default=48,
     show_default=True,
     type=click.IntRange(1, 1 << 20),

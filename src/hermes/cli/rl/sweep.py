@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     help="Values of a field: a run for each combination. One value holds for all runs; repeatable.",
 )
 @click.option(
-    "--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="Runs of each combination."
+    "--seeds",
+    hidden=True,
+    default=1,
+    type=click.IntRange(min=1),
+    help="Runs of each combination, as --set seed=0,1,….",
 )
 @click.option(
     "--find-lr",
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--rates",
+    hidden=True,
     default=6,
     show_default=True,
     type=click.IntRange(2, 32),

@@ -30,6 +30,7 @@ from hermes.cli.options import RenamedOption, json_option, stored_variables
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
+    hidden=True,
     help="Parent folder instead; the target is named like the run at the engine or service.",
 )
 @click.option(
@@ -76,14 +77,19 @@ def weights(
     click.echo(json.dumps({"path": str(path), "format": form}) if as_json else str(path))
 
 
-@click.command()
+@click.command(hidden=True)
 @click.argument("run_id")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on; 8001, or a free one, if unset."
 )
 @stored_variables
 def serve(run_id: str, port: int | None) -> None:
-    """Serve a run's weights as the model `policy` over the OpenAI API."""
+    """The same as `hermes policy serve run:ID`."""
+    serve_run(run_id, port)
+
+
+def serve_run(run_id: str, port: int | None) -> None:
+    """Serves a run's weights as the model `policy` over the OpenAI API."""
     from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.environment import without_stored
     from hermes.config.load import load
@@ -96,7 +102,7 @@ def serve(run_id: str, port: int | None) -> None:
     if url is not None:
         click.echo(f"the run's own engine serves it: {url}/v1, model policy")
         return
-    if run.config()["run"]["service"]:
+    if run.config().run.service:
         serve_service(run, port, click.echo)
         report_stop("rl serve")
         return

@@ -1,4 +1,4 @@
-"""`hermes config`: show, get, set, unset, path, edit. No secret is ever printed."""
+"""`hermes config`: show, set, unset, edit. No secret is ever printed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,24 @@ def config() -> None:
 
 
 @config.command()
+@click.argument("key", required=False)
 @_JSON
-def show(as_json: bool) -> None:
-    """List every setting with its value and origin."""
+def show(key: str | None, as_json: bool) -> None:
+    """List every setting with its value and origin, or show the value of KEY.
+
+    For a variable, only whether it is set. `hermes config show paths` has the directories and files.
+    """
     from hermes.cli.tables import table_lines
     from hermes.config.load import load
     from hermes.config.show import entries
     from hermes.safety.text import clip
 
+    if key == "paths":
+        _show_paths(as_json)
+        return
+    if key is not None:
+        _show_value(key, as_json)
+        return
     settings = entries(load())
     if as_json:
         click.echo(json.dumps({entry.key: entry.to_json() for entry in settings}, indent=2))
@@ -41,11 +51,10 @@ def show(as_json: bool) -> None:
         click.echo(line)
 
 
-@config.command()
-@click.argument("key")
-@_JSON
-def get(key: str, as_json: bool) -> None:
-    """Show the value of one setting; for a variable, only whether it is set."""
+config.former_names["get"] = "show"
+
+
+def _show_value(key: str, as_json: bool) -> None:
     from hermes.config.edit import is_variable
     from hermes.config.load import load
     from hermes.config.show import as_text, setting, variable
@@ -97,10 +106,14 @@ def unset(key: str) -> None:
     _print_note(key)
 
 
-@config.command()
+@config.command(hidden=True)
 @_JSON
 def path(as_json: bool) -> None:
-    """Show the directories and files of Hermes."""
+    """The same as `hermes config show paths`."""
+    _show_paths(as_json)
+
+
+def _show_paths(as_json: bool) -> None:
     from hermes.cli.tables import table_lines
     from hermes.config import paths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,13 +25,20 @@ def memory() -> None:
 
 
 @memory.command("list")
+@click.argument("fact", required=False)
 @json_option
-def list_(as_json: bool) -> None:
-    """List all facts, oldest first."""
+def list_(fact: str | None, as_json: bool) -> None:
+    """List all facts, or show FACT.
+
+    The list is oldest first. A fact is shown with the step that it comes from.
+    """
     from hermes.config.load import load
     from hermes.tools.builtin.memory import stored_facts
 
     config = load()
+    if fact is not None:
+        _show(config.home, fact, as_json)
+        return
     facts = stored_facts(config.home)
     if as_json:
         click.echo(json.dumps([fact.to_json() for fact in facts], ensure_ascii=False))
@@ -43,18 +51,16 @@ def list_(as_json: bool) -> None:
         click.echo("the memory is turned off (memory.enabled): the model is not shown these facts", err=True)
 
 
-@memory.command()
-@click.argument("fact")
-@json_option
-def show(fact: str, as_json: bool) -> None:
-    """Show FACT and the step that it comes from."""
+memory.former_names["show"] = "list"
+
+
+def _show(home: Path, fact: str, as_json: bool) -> None:
     from hermes.cli.render import local_time, render_step
-    from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.safety.text import printable
     from hermes.store import Reader
 
-    with Reader(db_path(load().home)) as reader:
+    with Reader(db_path(home)) as reader:
         entry = reader.resolve_fact(fact)
         source = reader.get(entry.trajectory_id) if entry.trajectory_id else None
     if as_json:

@@ -80,7 +80,7 @@ def compact(as_json: bool) -> None:
 def backup(target: Path, as_json: bool) -> None:
     """Copy the database to a new file; recording may go on meanwhile.
 
-    To restore it, move the file to where 'hermes config path' shows the database.
+    To restore it, move the file to where 'hermes config show paths' shows the database.
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.store.upkeep import maintain
@@ -98,8 +98,8 @@ def backup(target: Path, as_json: bool) -> None:
 def salvage(target: Path, as_json: bool) -> None:
     """Copy what can be read of a damaged database to a new file.
 
-    Trajectories come over whole or not at all. To use the new file, move it to where 'hermes config path'
-    shows the database. The exit code is 1 if something is lost.
+    Trajectories come over whole or not at all. To use the new file, move it to where
+    'hermes config show paths' has the database. The exit code is 1 if something is lost.
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.safety.text import printable

@@ -23,39 +23,31 @@ def templates() -> None:
     """
 
 
-@templates.command("list")
-@json_option
-def list_(as_json: bool) -> None:
-    """List the templates."""
-    from hermes.cli.chat.template_file import template_names, templates_dir
-    from hermes.config.paths import home
-
-    names = template_names(home())
-    if as_json:
-        click.echo(json.dumps(names))
-    else:
-        click.echo(
-            "\n".join(names) or f"no templates in {templates_dir(home())}; see 'hermes templates edit'"
-        )
-
-
 @templates.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @json_option
-def show(name: str, as_json: bool) -> None:
-    """Show one template."""
+def show(name: str | None, as_json: bool) -> None:
+    """List the templates, or show one."""
     from dataclasses import asdict
 
-    from hermes.cli.chat.template_file import load_template, template_path
+    from hermes.cli.chat.template_file import load_template, template_names, template_path, templates_dir
     from hermes.config.paths import home
     from hermes.disk.files import read_text
     from hermes.safety.text import printable
 
+    if name is None:
+        names = template_names(home())
+        empty = f"no templates in {templates_dir(home())}; see 'hermes templates edit'"
+        click.echo(json.dumps(names) if as_json else "\n".join(names) or empty)
+        return
     template = load_template(home(), name)
     if as_json:
         click.echo(json.dumps(asdict(template), ensure_ascii=False))
     else:
         click.echo(printable(read_text(template_path(home(), name)) or "").rstrip())
+
+
+templates.former_names["list"] = "show"
 
 
 @templates.command()

@@ -23,9 +23,9 @@ KEPT: dict[str, str] = {
     "quickstart": "what was made is kept in the quickstart's folder; the next quickstart starts from the "
     "beginning, in a folder of its own",
     "rate": "ratings are kept; the same command rates the others",
-    "rl agent": "the conversation is recorded up to here; runs that it started continue: 'hermes rl runs'",
-    "rl start": "if it printed no run id, no run was started; 'hermes rl runs' lists those that were",
-    "rl sweep": "its runs are stopped and kept: 'hermes rl runs' lists them, 'hermes rl resume RUN' goes on",
+    "rl agent": "the conversation is recorded so far; its runs continue: 'hermes rl status --all'",
+    "rl start": "if it printed no run id, no run was started; 'hermes rl status --all' lists those that were",
+    "rl sweep": "its runs are stopped and kept ('hermes rl status --all'); 'hermes rl resume RUN' goes on",
     "train": "no step was made; the same command starts again, and with --name RUN it resumes a run",
 }
 """By command, or by its group, where the general line does not say how to go on."""

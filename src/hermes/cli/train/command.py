@@ -2,187 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hermes.cli.options import CommandGroup, add_options, filter_options, json_option, stored_variables
-from hermes.cli.train.common import COMMON, OFFLINE, POSITIVE
-from hermes.cli.train.preference import dpo, kto, reward
-from hermes.cli.train.rlhf import DEFAULT_KL, RLHF
-
-_RL = (
-    click.option(
-        "--config",
-        "config_file",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="YAML file with the sections env, openai and tinker; flags win over it.",
-    ),
-    click.option(
-        "--with-engine",
-        is_flag=True,
-        help="Train at the managed service if TINKER_API_KEY is set, else with an engine started here. "
-        "In both cases environments sample `policy` on the port of openai.base_url (8001).",
-    ),
-    click.option(
-        "--engine-dtype",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        help="Number type of the base model in the engine of --with-engine.",
-    ),
-    click.option(
-        "--engine-memory-gib",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Memory of the engine of --with-engine on a CPU, in GiB.",
-    ),
-    click.option(
-        "--engine-kv-gib",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Memory for the KV cache of the engine of --with-engine, in GiB.",
-    ),
-    click.option(
-        "--group-size",
-        type=POSITIVE,
-        hidden=True,
-        help="Accepted for old command lines; it is the environment's setting.",
-    ),
-    click.option(
-        "--api-url",
-        metavar="URL",
-        help="The trajectory API; default: RL_API_URL, else http://127.0.0.1:8000.",
-    ),
-    click.option(
-        "--face-port",
-        type=click.IntRange(0, 65535),
-        help="Serve the newest weights on this port over the OpenAI API, as `policy`.",
-    ),
-    click.option(
-        "--api-patience",
-        "api_patience_s",
-        default=60.0,
-        help="Seconds that the trajectory API may be unreachable; 60 if unset.",
-    ),
-    click.option(
-        "--env-patience",
-        "env_patience_s",
-        default=1800.0,
-        show_default=True,
-        type=click.FloatRange(min=1),
-        help="Seconds to wait for a batch while no environment is connected; then the run ends.",
-    ),
-    click.option(
-        "--lease",
-        "lease_s",
-        default=600.0,
-        show_default=True,
-        type=click.FloatRange(min=1),
-        help="Seconds after which the batch of a dead trainer is served again.",
-    ),
-    click.option("--num-steps", default=100, show_default=True, type=POSITIVE, help="Training steps."),
-    click.option("--batch-size", default=128, show_default=True, type=POSITIVE, help="Sequences a step."),
-    click.option(
-        "--advantage",
-        default="mean",
-        show_default=True,
-        type=click.Choice(["mean", "std", "batch-std", "leave-one-out"]),
-        help="What a reward is compared with, and by what the difference is divided.",
-    ),
-    click.option(
-        "--correction-cap",
-        default=2.0,
-        show_default=True,
-        type=click.FloatRange(min=0),
-        help="Cap of the importance weight for sampler-trainer mismatch (0: none); cispo's upper bound.",
-    ),
-    click.option(
-        "--proof",
-        type=click.Choice(["end", "warn"]),
-        default="end",
-        show_default=True,
-        help="What a fault found by the proof of training does: it ends the run, or it is a warning.",
-    ),
-    click.option(
-        "--clip",
-        type=(float, float),
-        help="Bounds of the ratio, for ppo, gspo, cispo (instead of the cap).",
-    ),
-    click.option("--epochs", default=1, show_default=True, type=POSITIVE, help="Updates from one batch."),
-    click.option(
-        "--kl",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(min=0),
-        help="Weight of the KL penalty against the base model.",
-    ),
-    click.option(
-        "--max-staleness",
-        default=4,
-        show_default=True,
-        type=click.IntRange(min=0),
-        help="Oldest policy that is trained on, in steps.",
-    ),
-    click.option(
-        "--eval-command",
-        metavar="CMD",
-        help="Command that prints a JSON object; its 'reward' selects the best checkpoint.",
-    ),
-    click.option(
-        "--eval-environment",
-        "eval_environments",
-        multiple=True,
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Environment whose held-out tasks evaluate the weights; needs --eval-config and --eval-folder; "
-        "repeatable.",
-    ),
-    click.option(
-        "--eval-config",
-        "eval_configs",
-        multiple=True,
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help="Its configuration, with the server of the policy; one for each environment, in their order.",
-    ),
-    click.option(
-        "--eval-patience",
-        type=POSITIVE,
-        help="Stop after so many evaluations without a new best; default: never.",
-    ),
-    click.option(
-        "--eval-folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Folder of the environment's own evaluations, which select the best checkpoint.",
-    ),
-    click.option(
-        "--teacher-url", metavar="URL", help="Distil from here: Tinker's API, or SGLang's /generate."
-    ),
-    click.option(
-        "--teacher-model",
-        metavar="NAME",
-        help="Model at a Tinker API, or an adapter at /generate; default: what /generate serves.",
-    ),
-    click.option(
-        "--distill",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(min=0),
-        help="Weight of the teacher's logprobs.",
-    ),
-    click.option(
-        "--rollout-table-every",
-        default=10,
-        show_default=True,
-        type=click.IntRange(min=0),
-        help="Steps between tables of sampled rollouts at W&B and trackio; 0: none.",
-    ),
-    click.option(
-        "--reward-weight",
-        default=1.0,
-        show_default=True,
-        type=click.FloatRange(min=0),
-        help="Weight of the scores; 0: train on the teacher's logprobs only.",
-    ),
+from hermes.cli.filters import FilterOptions
+from hermes.cli.model_options import model_options
+from hermes.cli.options import CommandGroup, json_option, stored_variables
+from hermes.training.options import (
+    DpoOptions,
+    KtoOptions,
+    PpoOptions,
+    RewardOptions,
+    RlhfOptions,
+    RlOptions,
+    SftOptions,
 )
+
+
+def _read_run_file(path: Path) -> Mapping[str, Any]:
+    from hermes.rl.config.run_file import train_values
+
+    return train_values(path)
 
 
 @click.group(cls=CommandGroup)
@@ -194,83 +37,91 @@ def train() -> None:
 
 
 @train.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True))
-@add_options(*COMMON, *OFFLINE)
-@click.option(
-    "--eval-share",
-    default=0.0,
-    show_default=True,
-    type=click.FloatRange(0, 0.9),
-    help="Share of tasks held out for evaluation.",
-)
-@click.option("--all", "everything", is_flag=True, help="Store: also trajectories that did not complete.")
-@filter_options
+@model_options(SftOptions, FilterOptions)
 @json_option
 @stored_variables
-def sft(**params: Any) -> None:
+def sft(options: SftOptions, filters: FilterOptions, as_json: bool) -> None:
     """Fine-tune on the assistant's messages.
 
     They come from FILES (any export), or from stored trajectories that match.
     """
-    from hermes.cli.train.options import read_sft_options
-    from hermes.cli.train.run import run_sft
+    from hermes.cli.train.run import run_on_rows
+    from hermes.training.launch import train_sft
 
-    run_sft(read_sft_options(params))
+    run_on_rows("sft", "reading the examples", train_sft, options, filters, as_json=as_json)
 
 
 @train.command()
-@add_options(*COMMON, *_RL)
-@click.option(
-    "--loss",
-    default="importance_sampling",
-    show_default=True,
-    type=click.Choice(["importance_sampling", "ppo", "cispo", "gspo"]),
-    help="The policy loss.",
-)
+@model_options(DpoOptions, FilterOptions)
 @json_option
-@click.pass_context
 @stored_variables
-def grpo(ctx: click.Context, /, **params: Any) -> None:
+def dpo(options: DpoOptions, filters: FilterOptions, as_json: bool) -> None:
+    """Train on preference pairs (DPO).
+
+    They come from FILES (trl-preference), or from stored verdicts.
+    """
+    from hermes.cli.train.run import run_on_rows
+    from hermes.training.preference.launch import train_dpo
+
+    run_on_rows("dpo", "reading the pairs", train_dpo, options, filters, as_json=as_json)
+
+
+@train.command()
+@model_options(KtoOptions, FilterOptions)
+@json_option
+@stored_variables
+def kto(options: KtoOptions, filters: FilterOptions, as_json: bool) -> None:
+    """Train on answers that are good or bad (KTO).
+
+    They come from FILES (trl-unpaired), or from stored ratings.
+    """
+    from hermes.cli.train.run import run_on_rows
+    from hermes.training.preference.launch import train_kto
+
+    run_on_rows("kto", "reading the rated answers", train_kto, options, filters, as_json=as_json)
+
+
+@train.command()
+@model_options(RewardOptions, FilterOptions)
+@json_option
+@stored_variables
+def reward(options: RewardOptions, filters: FilterOptions, as_json: bool) -> None:
+    """Train a reward model.
+
+    On pairs or ratings in FILES, or on stored verdicts.
+    """
+    from hermes.cli.train.run import run_reward
+
+    run_reward(options, filters, as_json=as_json)
+
+
+@train.command()
+@model_options(RlOptions, read_file=_read_run_file)
+@json_option
+@stored_variables
+def grpo(options: RlOptions, as_json: bool) -> None:
     """Train on groups of scored rollouts from the trajectory API."""
-    from hermes.cli.train.options import read_rl_options
     from hermes.cli.train.run import run_rl
 
-    run_rl(read_rl_options(ctx, params))
+    run_rl(options, as_json=as_json)
+
+
+@train.command(hidden=True)
+@model_options(PpoOptions, read_file=_read_run_file)
+@json_option
+@stored_variables
+def ppo(options: PpoOptions, as_json: bool) -> None:
+    """Like grpo, with --loss ppo."""
+    from hermes.cli.train.run import run_rl
+
+    run_rl(options, as_json=as_json)
 
 
 @train.command()
-@click.option("--reward-model", metavar="NAME", help="Train against this reward model, as rlhf does.")
-@add_options(*COMMON, *_RL, *RLHF)
-@filter_options
+@model_options(RlhfOptions, FilterOptions, read_file=_read_run_file)
 @json_option
-@click.pass_context
 @stored_variables
-def ppo(ctx: click.Context, /, **params: Any) -> None:
-    """Like grpo, with the clipped loss of PPO. With --reward-model it is rlhf."""
-    from hermes.cli.train.options import read_rl_options
-    from hermes.cli.train.rlhf import check_no_rlhf_options
-    from hermes.cli.train.run import run_rl
-
-    if params["reward_model"]:
-        _train_rlhf(ctx, params)
-    else:
-        check_no_rlhf_options(ctx)
-        run_rl(read_rl_options(ctx, params, loss="ppo"))
-
-
-@train.command()
-@click.option(
-    "--reward-model",
-    required=True,
-    metavar="NAME",
-    help="A reward model of `hermes train reward`, its folder, or the address of one that is served.",
-)
-@add_options(*COMMON, *_RL, *RLHF)
-@filter_options
-@json_option
-@click.pass_context
-@stored_variables
-def rlhf(ctx: click.Context, /, **params: Any) -> None:
+def rlhf(options: RlhfOptions, filters: FilterOptions, as_json: bool) -> None:
     """Train with PPO against a reward model.
 
     Answers to prompts, with a KL penalty towards the reference.
@@ -278,19 +129,6 @@ def rlhf(ctx: click.Context, /, **params: Any) -> None:
     Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
     of an answer is the mean of the answers to its prompt, or a critic (--critic).
     """
-    _train_rlhf(ctx, params)
+    from hermes.cli.train.run import run_rlhf
 
-
-def _train_rlhf(ctx: click.Context, params: dict[str, Any]) -> None:
-    from click.core import ParameterSource
-
-    from hermes.cli.train.options import read_rl_options
-    from hermes.cli.train.rlhf import read_rlhf_options, run_rlhf
-
-    if ctx.get_parameter_source("kl") is ParameterSource.DEFAULT:
-        params["kl"] = DEFAULT_KL
-    run_rlhf(read_rl_options(ctx, params, loss="ppo"), read_rlhf_options(params))
-
-
-for command in (dpo, kto, reward):
-    train.add_command(command)
+    run_rlhf(options, filters, as_json=as_json)

@@ -1,6 +1,6 @@
 """The names of atroposlib and where each is defined in Hermes, module by module, older names included.
 
-The same for the reference's package `environments`, which its agent environments import. A value is
+The same for hermes-agent's package `environments`, which its agent environments import. A value is
 `module:attribute`, or `module:` where the attribute has the same name.
 """
 
@@ -70,7 +70,7 @@ MODULES: dict[str, dict[str, str]] = {
     ),
     "envs.eval": {
         **_same("hermes.compat.atropos.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
-        "evaluate_log": "hermes.envs.modes.eval_log:",
+        "evaluate_log": "hermes.envs.modes.evaluate:",
     },
     "envs.teacher_distillation_env": _same(
         "hermes.compat.atropos.teacher:", "TeacherDistillationEnv", "TeacherDistillationConfig"
@@ -78,7 +78,7 @@ MODULES: dict[str, dict[str, str]] = {
     "envs.server_handling": {},
     "envs.server_handling.server_baseline": {
         **_SERVER_NAMES,
-        "AsyncSemWithAdaptiveWeight": "hermes.envs.servers.slots:",
+        "AsyncSemWithAdaptiveWeight": "hermes.envs.servers.base:",
     },
     "envs.server_handling.server_manager": {
         **_SERVER_NAMES,
@@ -87,11 +87,11 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "envs.server_handling.openai_server": {
         **_SERVER_NAMES,
-        "OpenAIServer": "hermes.envs.servers.openai_server:",
+        "OpenAIServer": "hermes.envs.servers.engines:",
     },
     "envs.server_handling.managed_server": {
         **_same(_MANAGED, "ManagedServer", "ManagedServerAdapter"),
-        "SequenceNode": "hermes.compat.atropos.servers.sequences:",
+        "SequenceNode": "hermes.compat.atropos.servers.managed:",
         "DummyManagedServer": "hermes.compat.atropos.servers.managed:",
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
@@ -109,19 +109,19 @@ MODULES: dict[str, dict[str, str]] = {
     "envs.reward_fns.format_reward": _same(f"{_REWARDS}.text:", "FormatReward"),
     "envs.reward_fns.crossword_format_reward": _same(f"{_REWARDS}.text:", "CrosswordFormatReward"),
     "envs.reward_fns.reasoning_steps_reward": _same(f"{_REWARDS}.text:", "ReasoningStepsReward"),
-    "envs.reward_fns.repetition_penalty_reward": _same(f"{_REWARDS}.repetition:", "RepetitionPenaltyReward"),
-    "envs.reward_fns.cosine_scaled_reward": _same(f"{_REWARDS}.similarity:", "CosineScaledReward"),
-    "envs.reward_fns.chandas_meter_reward": _same(f"{_REWARDS}.meter:", "ChandasMeterReward"),
+    "envs.reward_fns.repetition_penalty_reward": _same(f"{_REWARDS}.text:", "RepetitionPenaltyReward"),
+    "envs.reward_fns.cosine_scaled_reward": _same(f"{_REWARDS}.text:", "CosineScaledReward"),
+    "envs.reward_fns.chandas_meter_reward": _same(f"{_REWARDS}.text:", "ChandasMeterReward"),
     "utils": {},
     "utils.tokenize_for_trainer": _same(
         "hermes.envs.tokenise:", "tokenize_for_trainer", "tokenize_for_trainer_dpo"
     ),
-    "utils.tool_call_parser": _same(f"{_HERE}.tool_calls:", "parse_tool_call", "extract_tool_call"),
+    "utils.tool_call_parser": _same(f"{_HERE}.helpers:", "parse_tool_call", "extract_tool_call"),
     "utils.message_history_utils": _same(
-        f"{_HERE}.history:", "ensure_trajectory_token_limit", "truncate_thinking", "strip_thinking"
+        f"{_HERE}.helpers:", "ensure_trajectory_token_limit", "truncate_thinking", "strip_thinking"
     ),
-    "utils.best_of_n_selection": _same(f"{_HERE}.selection:", "select_best_index"),
-    "utils.force_diverse_samples": _same(f"{_HERE}.selection:", "generate_with_diverse_first_tokens"),
+    "utils.best_of_n_selection": _same(f"{_HERE}.helpers:", "select_best_index"),
+    "utils.force_diverse_samples": _same(f"{_HERE}.helpers:", "generate_with_diverse_first_tokens"),
     "utils.io": _same(f"{_HERE}.helpers:", "parse_http_response"),
     "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summarize"},
     "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
@@ -156,7 +156,7 @@ MODULES: dict[str, dict[str, str]] = {
 AGENT_MODULES: dict[str, dict[str, str]] = {
     "": {},
     "hermes_base_env": {
-        "HermesAgentBaseEnv": "hermes.compat.reference_env:ReferenceAgentEnv",
+        "HermesAgentBaseEnv": "hermes.compat.agent_loop:OriginalAgentEnv",
         "HermesAgentEnvConfig": "hermes.envs.agent.config:",
         "ToolContext": "hermes.compat.agent_loop:TaskToolContext",
         "AgentResult": "hermes.envs.agent.result:",

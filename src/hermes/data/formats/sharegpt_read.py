@@ -1,8 +1,8 @@
-"""Reading ShareGPT rows: our own exactly, those of the predecessor as far as possible.
+"""Reading ShareGPT rows: our own exactly, those of hermes-agent as far as possible.
 
 Our own rows come back as they were written, except where the format is ambiguous: text that itself contains
 the dialect's tags, ids of calls without a result or with a second result of the same name, and the spacing
-of results that were JSON. The predecessor inserts an empty thinking block where there was none, and a system
+of results that were JSON. hermes-agent inserts an empty thinking block where there was none, and a system
 turn; the model never received or wrote them, so they are not read.
 """
 

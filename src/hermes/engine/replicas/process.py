@@ -47,7 +47,7 @@ class ReplicaProcess(Protocol):
 class WorkerSettings:
     engine: EngineOptions
     threads: int
-    """Of the pool that computes on a CPU."""
+    """The threads of the pool that computes on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +71,4 @@ class Reply:
     kind: Literal["result", "error", "token"]
     value: Any
     stats: EngineStats | None = None
-    """Of the worker, with every result and error."""
+    """The worker's figures, with every result and error."""

@@ -103,9 +103,9 @@ class _FollowerRank:
         self._runner: TorchRunner
         """Set when the leader says how large it is."""
         self._parameters: Tensor | None = None
-        """Of the adapter that was trained last."""
+        """Those of the adapter that was trained last."""
         self._states: Tensor | None = None
-        """Of the forward pass whose backward pass may follow."""
+        """Those of the forward pass whose backward pass may follow."""
 
     def run(self) -> None:
         from hermes.engine.tensor_parallel.messages import decode_command

@@ -1,4 +1,4 @@
-"""The settings of an agent environment: the predecessor's names and defaults, beside those of BaseEnv."""
+"""The settings of an agent environment: hermes-agent's names and defaults, beside those of BaseEnv."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ from hermes.core import Message, Sampling, new_id
 from hermes.envs.agent import evaluate as agent_evaluate
 from hermes.envs.agent.config import HermesAgentEnvConfig
 from hermes.envs.agent.grading import Range, uses_results_directly
+from hermes.envs.agent.group import build_group, group_error
 from hermes.envs.agent.pending import LoopBoundServer
 from hermes.envs.agent.policy import PolicyServers, RolloutPolicy, without_local_probes
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, ScoredRollout, run_scored
-from hermes.envs.agent.sequences import build_group, group_error
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.base import BaseEnv
 from hermes.envs.dataset import load_tasks

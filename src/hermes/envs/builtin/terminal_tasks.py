@@ -18,8 +18,7 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.jobs.checks import TerminalJob, grade_job
-from hermes.envs.tasks.jobs.kinds import make_job
+from hermes.envs.tasks.jobs.kinds import TerminalJob, grade_job, make_job
 from hermes.envs.tasks.split import Split, draw
 
 _CHECK_TIMEOUT_S = 20.0

@@ -25,8 +25,14 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import ShapedEnvConfig, tool_calls
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.result import RewardResult
-from hermes.envs.tasks.functions.credit import CallMarks, CreditSegment, credit_segments, token_advantages
-from hermes.envs.tasks.functions.grading import grade_calls, mistakes
+from hermes.envs.tasks.functions.grading import (
+    CallMarks,
+    CreditSegment,
+    credit_segments,
+    grade_calls,
+    mistakes,
+    token_advantages,
+)
 from hermes.envs.tasks.functions.requests import CATEGORIES, Function, FunctionRequest, make_request
 from hermes.envs.tasks.split import Split, distinct
 from hermes.models.parsers import get_parser

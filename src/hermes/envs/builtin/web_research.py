@@ -22,12 +22,10 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.generated import GeneratedEnvConfig, tool_uses
 from hermes.envs.builtin.solvable import SolvableEnv, tool_call_turn
 from hermes.envs.rewards.combine import Weighted, combine, efficiency, gated, tool_usage
-from hermes.envs.rewards.judge import Judge, JudgeRequest, Question
+from hermes.envs.rewards.judge import Judge, JudgeRequest, Question, Verdicts
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.rewards.text import mentions
-from hermes.envs.rewards.verdicts import Verdicts
-from hermes.envs.tasks.corpus.pages import Lookup, make_lookup
-from hermes.envs.tasks.corpus.server import CorpusServer
+from hermes.envs.tasks.corpus.pages import CorpusServer, Lookup, make_lookup
 from hermes.envs.tasks.split import Split, draw
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.models.open import open_model

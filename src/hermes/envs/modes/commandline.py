@@ -43,7 +43,7 @@ _BARE = ("slurm", "testing", "config", "help")
 _SECTIONS = ("env", "openai", "teacher", "tinker", "run")
 """Sections of a --config file; the last two belong to the trainer and the supervisor."""
 _WITHOUT_EFFECT = {"openai": ("weight",)}
-"""Keys of the predecessor's files that are ignored."""
+"""Keys of hermes-agent's files that are ignored."""
 _POLICY = "policy"
 """The engine's model name for the newest weights in training."""
 
@@ -296,7 +296,7 @@ def _read_yaml(path: Path | None) -> dict[str, Any]:
 
 
 def _sample_policy(written: dict[str, Any]) -> dict[str, Any]:
-    """For the predecessor's file of environment and trainer, where the server samples the trained weights."""
+    """For hermes-agent's file of environment and trainer, where the server samples the trained weights."""
     base_model = (written.get("env") or {}).get("tokenizer_name")
     servers = written.get("openai") or {}
     servers = servers if isinstance(servers, list) else [servers]

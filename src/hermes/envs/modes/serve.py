@@ -30,7 +30,7 @@ from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.evaluate import EvalRunner
 from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
 from hermes.envs.modes.shutdown import StopRequest, stop_on_signals
-from hermes.envs.tasks.secret_seed import secret_seed
+from hermes.envs.tasks.split import secret_seed
 from hermes.envs.types import Item
 from hermes.errors import ConfigError
 

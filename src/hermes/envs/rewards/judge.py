@@ -8,6 +8,9 @@ them.
 
 Where the request to the judge fails, word overlap with the reference is used instead; such a verdict has the
 part `fallback` = 1 and is never cached.
+
+Verdicts are kept by their key, in memory and, with a path, in a file of JSON lines that the next run reads. A
+line that cannot be read, such as one that a crash cut short, is skipped: its verdict is requested again.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from hermes.core import JSONObject, canonical_json, content_hash
+from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.text import words
-from hermes.envs.rewards.verdicts import Verdicts
 from hermes.errors import ProviderError
 from hermes.safety.inert import inert_json
 
@@ -174,3 +178,34 @@ def _verdict(score: float, reason: str) -> RewardResult:
 def _fallback(question: Question, response: str, reason: str) -> RewardResult:
     score = heuristic(question, response)
     return RewardResult(score, {"judge": score, "fallback": 1.0}, f"by word overlap, because {reason}")
+
+
+class Verdicts:
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._verdicts: dict[str, JSONObject] = {}
+        if path is not None and path.exists():
+            self._verdicts = _read(path)
+
+    def get(self, key: str) -> JSONObject | None:
+        return self._verdicts.get(key)
+
+    def put(self, key: str, verdict: JSONObject) -> None:
+        self._verdicts[key] = verdict
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with AppendLog(self._path, fsync=False) as log:
+            log.append([json.dumps({"key": key, "verdict": verdict})])
+
+
+def _read(path: Path) -> dict[str, JSONObject]:
+    verdicts: dict[str, JSONObject] = {}
+    for line in read_lines(path):
+        try:
+            entry = json.loads(line)
+            verdict = entry["verdict"]
+            verdicts[str(entry["key"])] = {"score": float(verdict["score"]), "reason": str(verdict["reason"])}
+        except (ValueError, KeyError, TypeError):
+            continue
+    return verdicts

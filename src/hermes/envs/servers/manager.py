@@ -19,11 +19,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hermes.envs.failures import EnvironmentRunError
-from hermes.envs.servers.base import APIServer, Sampled
+from hermes.envs.servers.base import APIServer, AsyncSemWithAdaptiveWeight, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
-from hermes.envs.servers.engines import SERVER_TYPES
-from hermes.envs.servers.openai_server import join_choices
-from hermes.envs.servers.slots import AsyncSemWithAdaptiveWeight
+from hermes.envs.servers.engines import SERVER_TYPES, join_choices
 from hermes.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from hermes.batch.tasks import read_dataset
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject, RaterSource
+from hermes.core.rating import RatingDraft
 from hermes.core.stats import Interval, interval
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.disk.files import atomic_write, ensure_dir
@@ -22,7 +22,7 @@ from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
 from hermes.quickstart.generate import run_batch
 from hermes.quickstart.progress import StageMeter
-from hermes.ratings.draft import RatingDraft
+from hermes.serving.fetch import fetch
 from hermes.store import Filter, Reader, Writer
 from hermes.training.session import ProgressCallback
 
@@ -149,12 +149,9 @@ def _ask(engine_url: str, weights: str, text: str, answer_tokens: int) -> str:
         "temperature": 0,
         "max_tokens": answer_tokens,
     }
-    request = urllib.request.Request(
-        f"{engine_url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            content = json.load(response)["choices"][0]["message"]["content"]
+        response = fetch(f"{engine_url}/v1/chat/completions", body, timeout_s=_PATIENCE_S)
+        content = json.loads(response)["choices"][0]["message"]["content"]
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not answer: {error}", "see its log") from error
     return str(content or "")

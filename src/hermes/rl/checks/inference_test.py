@@ -21,8 +21,9 @@ from hermes.config.paths import logs_dir
 from hermes.config.settings import LOCAL
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
-from hermes.rl.config.resolve import POLICY, Resolved, dump_yaml
-from hermes.rl.supervise.process import ProcessId, last_error, signal_group
+from hermes.rl.config.resolve import POLICY, Resolved
+from hermes.rl.process import ProcessId, last_error, signal_group
+from hermes.rl.run_config import dump_yaml
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

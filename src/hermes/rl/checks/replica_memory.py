@@ -11,35 +11,36 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.engine.footprint import cpu_bytes_needed, gpu_bytes_needed
-from hermes.rl.checks.machine import MissingRequirement, has_gpu
+from hermes.rl.machine import MissingRequirement, has_gpu
 from hermes.rl.service import service_of
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
+    from hermes.rl.config.fields import TrainerFields
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 0.5625, "int8": 1.0}
-"""Of a weight in a quantised layer, with its scale."""
+"""The size of a weight in a quantised layer, with its scale."""
 _GIB = float(2**30)
 _QUERY_S = 30.0
 
 
-def missing_memory(config: Config, model: str, fields: Mapping[str, Any]) -> MissingRequirement | None:
+def missing_memory(config: Config, model: str, fields: TrainerFields) -> MissingRequirement | None:
     """`fields`: the section `tinker` of the run's configuration. None: the replicas may fit."""
     from hermes.training.schedule import parameters_of
 
-    settings, replicas = config.settings.rl, int(fields.get("engine_replicas") or 1)
-    parameters, ranks = parameters_of(model), int(fields.get("engine_tensor_parallel_size") or 1)
+    settings, replicas = config.settings.rl, fields.engine_replicas
+    parameters, ranks = parameters_of(model), fields.engine_tensor_parallel_size
     if replicas == 1 or parameters is None or service_of(settings, config.environ) is not None:
         return None
-    quantized_bytes = _QUANTIZED_BYTES.get(fields.get("engine_quantize") or "none")
-    base_bytes = int(parameters * (quantized_bytes or _BYTES.get(fields.get("engine_dtype") or "auto", 2.0)))
+    quantized_bytes = _QUANTIZED_BYTES.get(fields.engine_quantize)
+    base_bytes = int(parameters * (quantized_bytes or _BYTES.get(fields.engine_dtype, 2.0)))
     if settings.device != "cpu" and has_gpu():
         return missing_on_gpus(replicas, base_bytes, gpu_free_bytes(config.environ), ranks)
-    memory_gib: float | None = fields.get("engine_memory_gib")
+    memory_gib = fields.engine_memory_gib
     limit = None if memory_gib is None else int(memory_gib * _GIB)
     one_copy = quantized_bytes is not None or ranks > 1
     needed = ranks * cpu_bytes_needed(base_bytes // ranks, one_copy=one_copy)
@@ -94,7 +95,7 @@ def cpu_free_bytes() -> int | None:
 
 
 def gpu_free_bytes(environ: Mapping[str, str]) -> list[int]:
-    """Of each GPU that CUDA_VISIBLE_DEVICES shows; empty where the driver does not answer."""
+    """The free memory of each GPU that CUDA_VISIBLE_DEVICES shows; empty if the driver does not answer."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
     try:
         reply = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
 
+from hermes.config.option import split_words
 from hermes.config.settings import http_url
 from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
-from hermes.training.data.advantages import Baseline
+from hermes.training.options import RlFields
 
 if TYPE_CHECKING:
     from hermes.core import JSON, JSONObject
 
-WANDB_PROJECT = "atropos-tinker"
 _SERVERS = "the run's own servers are found by the supervisor"
 _COST = "it decides how long a run takes and what it costs"
 _POLICY = "policy, tokenizer and engine have to be one model"
@@ -98,71 +98,10 @@ _RANGES: Mapping[str, tuple[float | None, float | None]] = MappingProxyType(
 """Bounds that the settings classes of environments do not declare."""
 
 
-class TrainerFields(BaseModel):
-    """The section `tinker`: what the trainer takes."""
+class TrainerFields(RlFields):
+    """The section `tinker`: what the trainer takes, the run's engine and the sampling servers."""
 
-    base_model: str = Field(default="", description="The model that is trained: bundled, hub name or folder.")
-    lora_rank: int = Field(default=32, ge=1, le=512, description="Rank of the adapter.")
-    learning_rate: float = Field(default=4e-5, gt=0, le=1e-1, description="Of Adam, at its highest.")
-    max_token_trainer_length: int = Field(
-        default=9000, ge=2, le=1 << 20, description="Longest sequence trained on, in tokens."
-    )
     checkpoint_dir: str = Field(default="checkpoints", description="In the run's folder.")
-    save_checkpoint_interval: int = Field(default=25, ge=1, description="Steps between checkpoints.")
-    lora_alpha: float = Field(
-        default=32.0, gt=0, description="The adapter's scale is alpha / rank; only of a Hermes engine."
-    )
-    lora_targets: list[typing.Literal["attn", "mlp", "unembed"]] = Field(
-        default=["attn", "mlp"],
-        min_length=1,
-        description="Parts of the model that have an adapter: attn, mlp, unembed.",
-    )
-    loss: typing.Literal["importance_sampling", "ppo", "cispo", "gspo"] = Field(
-        default="importance_sampling", description="The policy loss."
-    )
-    advantage: Baseline = Field(
-        default=Baseline.MEAN, description="What a score is compared with, and divided by."
-    )
-    kl_coefficient: float = Field(
-        default=0.0, ge=0, le=10, description="Weight of the KL divergence to the base model; 0: none."
-    )
-    schedule: typing.Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="How the learning rate falls towards the last step."
-    )
-    warmup_steps: int = Field(default=0, ge=0, description="Steps in which the learning rate rises.")
-    epochs: int = Field(default=1, ge=1, le=16, description="Updates from one batch.")
-    clip: list[float] | None = Field(
-        default=None,
-        min_length=2,
-        max_length=2,
-        description="Bounds of the ratio, for ppo, gspo and cispo: [0.8, 1.2]; null: the cap, or the "
-        "engine's own.",
-    )
-    correction_cap: float = Field(
-        default=2.0, ge=0, description="Cap of the importance weight for sampler-trainer mismatch; 0: none."
-    )
-    proof: typing.Literal["end", "warn"] = Field(
-        default="end",
-        description="What a fault found by the proof of training does: it ends the run, or it is a warning.",
-    )
-    eval_patience: int | None = Field(
-        default=None, ge=1, description="Evaluations without a new best that end the run; null: none do."
-    )
-    distill: float = Field(default=0.0, ge=0, description="Weight of the teacher's logprobs; 0: no teacher.")
-    reward_weight: float = Field(
-        default=1.0, ge=0, description="Weight of the scores; 0: only the teacher's logprobs train."
-    )
-    teacher_url: str = Field(default="", description="The teacher: a Tinker API, or SGLang's /generate.")
-    teacher_model: str = Field(default="", description="The teacher's name there; empty: what it serves.")
-    engine_dtype: typing.Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="Of the base model in the run's engine."
-    )
-    engine_memory_gib: float | None = Field(
-        default=None, gt=0, description="Memory of the run's engine on a CPU; null: its default."
-    )
-    engine_kv_gib: float | None = Field(
-        default=None, gt=0, description="Memory of the engine for keys and values; null: its default."
-    )
     engine_exact: bool = Field(
         default=False,
         description="Sampler and trainer of the run's engine agree bit for bit; slower, GPU in bfloat16.",
@@ -179,7 +118,7 @@ class TrainerFields(BaseModel):
     env_replicas: int = Field(
         default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
     )
-    sampling_servers: list[str] = Field(
+    sampling_servers: typing.Annotated[list[str], BeforeValidator(split_words)] = Field(
         default_factory=list,
         description="vLLM or SGLang servers that sample for the environment; empty: the engine does.",
     )
@@ -190,25 +129,9 @@ class TrainerFields(BaseModel):
         default="",
         description="Where they read the adapters, under the same path as here; empty: in the run's folder.",
     )
-    seed: int = Field(default=0, ge=0, description="Of the adapter's first weights and of sampling.")
-    start_from: str = Field(
-        default="",
-        description="Weights to begin with: the name of a run, the folder of a PEFT adapter, a tinker:// "
-        "path, or policy (the promoted one); empty: those of the base model.",
-    )
     sinks: list[typing.Literal["wandb-offline", "tensorboard", "trackio"]] = Field(
         default_factory=list, description="More places for the metrics; W&B itself is on by use_wandb."
     )
-    rollout_table_every: int = Field(
-        default=10, ge=0, description="Steps between tables of sampled rollouts at W&B and trackio; 0: none."
-    )
-    wandb_project: str = Field(default=WANDB_PROJECT, min_length=1, description="At W&B or trackio.")
-
-    @field_validator("sampling_servers", mode="before")
-    @classmethod
-    def _split_addresses(cls, value: Any) -> Any:
-        """A command line gives them in one word, with commas."""
-        return [address.strip() for address in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("sampling_servers")
     @classmethod
@@ -254,7 +177,7 @@ FIXED: Mapping[str, FieldInfo] = MappingProxyType(
         )
     }
 )
-"""Fields of the reference that have only one value here."""
+"""Fields of hermes-agent that have only one value here."""
 UNCHANGEABLE = frozenset({*FIXED, "env.rollout_server_url", "openai.base_url", "tinker.checkpoint_dir"})
 """Fields that nobody can change: the run sets them itself."""
 

@@ -7,7 +7,7 @@ every environment, so that each batch has the same mixture.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,14 +126,6 @@ def mixture_section(mixed: Sequence[MixedEnvironment]) -> list[JSONObject]:
             }
         )
     return entries
-
-
-def mixture_label(run: Mapping[str, Any]) -> str:
-    """The environments of a run's section `run`, with their weights if there are several."""
-    entries = run.get("mixture") or ()
-    if not entries:
-        return str(run["environment"])
-    return " + ".join(f"{entry['environment']}:{entry['weight']:g}" for entry in entries)
 
 
 def _has_field(resolved: Resolved, name: str) -> bool:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from hermes.rl.config.fields import (
     fields_of,
     find_field,
 )
+from hermes.training.options import size_defaults
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -34,13 +34,12 @@ if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSON, JSONObject
     from hermes.envs.cli.discover import Discovery
+    from hermes.rl.run_config import RunConfig
 
 POLICY = "policy"
 """The engine's name of the newest weights of a run."""
 _ENVIRONMENT_FIRST = ("group_size", "batch_size")
 """Fields that the recipe sets only if the environment does not."""
-_SMALL = 3e9
-"""Parameters below which the recipe is the one for small models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +74,19 @@ class Resolved:
             key.removeprefix(prefix): value for key, value in self.values.items() if key.startswith(prefix)
         }
 
-    def as_yaml(self, run: JSONObject) -> str:
-        """The one file that environment, trainer and supervisor read; `run` is the supervisor's section."""
-        return dump_yaml(
-            {
-                "env": self.section("env"),
-                "openai": [self.section("openai")],
-                "tinker": self.section("tinker"),
-                **{name: self.values[name] for name in FIXED},
-                "run": run,
-            }
+    @property
+    def trainer(self) -> TrainerFields:
+        return TrainerFields.model_validate(self.section("tinker"))
+
+    def run_config(self, run: JSONObject) -> RunConfig:
+        """The configuration of a run; `run` is the supervisor's section."""
+        from hermes.rl.run_config import RunConfig
+
+        sections = {name: self.section(name) for name in ("env", "tinker")}
+        fixed = {name: self.values[name] for name in FIXED}
+        return RunConfig.parse(
+            {**sections, "openai": [self.section("openai")], **fixed, "run": run}, self.selection.file_path
         )
-
-
-def dump_yaml(data: JSONObject) -> str:
-    from ruamel.yaml import YAML
-
-    text = StringIO()
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.dump(data, text)
-    return text.getvalue()
 
 
 def list_environments(config: Config) -> Discovery:
@@ -152,13 +143,15 @@ def current_selection(home: Path) -> EnvSelection:
     if text is None:
         raise UsageError(
             "no environment is selected",
-            "select one first: hermes rl select NAME (the tool: rl_select_environment)",
+            "select one first: hermes rl config --env NAME (the tool: rl_select_environment)",
         )
     try:
         data = json.loads(text)
         return EnvSelection(data["environment"], data["file_path"], data["edits"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{_selection_path(home)} is damaged: {error}", "hermes rl select NAME") from error
+        raise ConfigError(
+            f"{_selection_path(home)} is damaged: {error}", "hermes rl config --env NAME"
+        ) from error
 
 
 def edit(config: Config, name: str, value: Any, *, unlock: bool) -> Resolved:
@@ -190,7 +183,7 @@ def with_edit(config: Config, selection: EnvSelection, name: str, value: Any, *,
 
 
 def with_run_file(config: Config, selection: EnvSelection, path: Path) -> Resolved:
-    """The selection edited by a YAML file of the reference. A person names the file: locks do not apply.
+    """The selection edited by hermes-agent's YAML file. A person names the file: locks do not apply.
 
     Fields that the run sets itself (addresses, the checkpoints' folder) are not read from the file.
     """
@@ -303,25 +296,22 @@ def _with_values(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
 
 
 def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
-    """The reference's values for 8 billion parameters; the same with smaller figures for small models."""
-    from hermes.training.schedule import default_rl_rate, parameters_of
-
-    parameters = parameters_of(model)
-    small = parameters is not None and parameters < _SMALL
+    """hermes-agent's values, with the trainer's own defaults for the size of the model."""
+    defaults = size_defaults(model)
     return {
         "env.tokenizer_name": model,
         "env.rollout_server_url": "http://127.0.0.1:8000",
         "env.use_wandb": wandb,
-        "env.max_token_length": env["max_token_length"] if small else 8192,
-        "env.max_num_workers": env["max_num_workers"] if small else 2048,
+        "env.max_token_length": env["max_token_length"] if defaults.small else 8192,
+        "env.max_num_workers": env["max_num_workers"] if defaults.small else 2048,
         "env.worker_timeout": 3600.0,
-        "env.total_steps": 100 if small else 2500,
+        "env.total_steps": defaults.num_steps,
         "env.steps_per_eval": 25,
         "env.max_batches_offpolicy": 3,
         "env.inference_weight": 1.0,
         "env.eval_limit_ratio": 0.1,
-        "env.group_size": 8 if small else 16,
-        "env.batch_size": 32 if small else 128,
+        "env.group_size": defaults.group_size,
+        "env.batch_size": defaults.batch_size,
         # The trainer leaves such groups out and counts them; dropped by the environment, they stall a run.
         "env.ensure_scores_are_not_same": False,
         "openai.model_name": POLICY,
@@ -332,16 +322,14 @@ def _recipe(model: str, env: JSONObject, *, wandb: bool) -> JSONObject:
         "openai.server_type": "sglang",
         "openai.tokenizer_name": model,
         BASE_MODEL: model,
-        "tinker.lora_rank": 32,
-        "tinker.learning_rate": default_rl_rate(parameters),
-        "tinker.max_token_trainer_length": 2048 if small else 9000,
-        "tinker.save_checkpoint_interval": 25,
+        "tinker.learning_rate": defaults.learning_rate,
+        "tinker.max_token_trainer_length": defaults.max_tokens,
     }
 
 
 def _runs_on_cpu(config: Config) -> bool:
     """Whether the run's own engine samples and trains on the processor, one after the other anyway."""
-    from hermes.rl.checks.machine import has_gpu
+    from hermes.rl.machine import has_gpu
     from hermes.rl.service import service_of
 
     device = config.settings.rl.device

@@ -1,7 +1,7 @@
-"""The reference's one YAML file for environment and trainer, with the sections `env`, `openai` and `tinker`.
+"""hermes-agent's one YAML file for environment and trainer, with the sections `env`, `openai` and `tinker`.
 
 Every key is checked: an unknown one is refused by name, with the closest match. The base model is
-`tinker.base_model`, or `env.tokenizer_name` as in the reference. Keys of the reference's files that have no
+`tinker.base_model`, or `env.tokenizer_name` as in hermes-agent. Keys of hermes-agent's files that have no
 effect here are accepted (`openai.weight`).
 """
 
@@ -18,40 +18,13 @@ from hermes.core.names import did_you_mean, nearest
 from hermes.errors import ConfigError
 from hermes.rl.config.base_model import BASE_MODEL
 from hermes.rl.config.fields import TrainerFields
+from hermes.training.options import RlFields
 
 if TYPE_CHECKING:
     from hermes.core import JSON
 
-TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
+_ENV_OPTIONS: Mapping[str, str] = MappingProxyType(
     {
-        BASE_MODEL: "base_model",
-        "tinker.lora_rank": "rank",
-        "tinker.lora_alpha": "lora_alpha",
-        "tinker.lora_targets": "lora_targets",
-        "tinker.engine_dtype": "engine_dtype",
-        "tinker.engine_memory_gib": "engine_memory_gib",
-        "tinker.engine_kv_gib": "engine_kv_gib",
-        "tinker.seed": "seed",
-        "tinker.learning_rate": "learning_rate",
-        "tinker.max_token_trainer_length": "max_tokens",
-        "tinker.save_checkpoint_interval": "checkpoint_every",
-        "tinker.advantage": "advantage",
-        "tinker.kl_coefficient": "kl",
-        "tinker.loss": "loss",
-        "tinker.start_from": "start",
-        "tinker.schedule": "schedule",
-        "tinker.warmup_steps": "warmup_steps",
-        "tinker.epochs": "epochs",
-        "tinker.clip": "clip",
-        "tinker.correction_cap": "correction_cap",
-        "tinker.proof": "proof",
-        "tinker.eval_patience": "eval_patience",
-        "tinker.distill": "distill",
-        "tinker.reward_weight": "reward_weight",
-        "tinker.teacher_url": "teacher_url",
-        "tinker.teacher_model": "teacher_model",
-        "tinker.rollout_table_every": "rollout_table_every",
-        "tinker.wandb_project": "project",
         "env.rollout_server_url": "api_url",
         "env.total_steps": "num_steps",
         "env.batch_size": "batch_size",
@@ -59,7 +32,7 @@ TRAIN_OPTIONS: Mapping[str, str] = MappingProxyType(
         "env.data_dir_to_save_evals": "eval_folder",
     }
 )
-"""Dotted field → option of `hermes train grpo`."""
+"""Field of an environment → field of `RlOptions`; those of the section `tinker` have the same name."""
 _SECTIONS = ("env", "openai", "tinker")
 _OTHERS = ("teacher", "run", "slurm", "testing", "max_n_completions", "proxy_url")
 """Top-level keys that the environment or the supervisor reads."""
@@ -104,6 +77,27 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
     return _as_run_file(path, values)
 
 
+def train_values(path: Path) -> dict[str, Any]:
+    """What the file says for `hermes train grpo`, by the fields of `RlOptions`."""
+    file = read_run_file(path)
+    values = trainer_values(file.values)
+    offpolicy_batches = file.values.get("env.max_batches_offpolicy")
+    values["max_staleness"] = None if offpolicy_batches is None else offpolicy_batches + 1
+    values["no_wandb"] = file.values.get("env.use_wandb") is False or None
+    values["wandb_group"] = file.wandb_group
+    values["extra_sinks"] = file.values.get("tinker.sinks")
+    values["sampling_url"] = file.values.get("openai.base_url")
+    if (values.get("batch_size") or 0) < 1:
+        values["batch_size"] = None  # -1 in an environment's settings means the trainer's default
+    return {name: value for name, value in values.items() if value not in (None, "")}
+
+
+def trainer_values(values: Mapping[str, JSON]) -> dict[str, Any]:
+    """Fields of `RlOptions` from dotted fields of a run."""
+    names = {**{f"tinker.{name}": name for name in RlFields.model_fields}, **_ENV_OPTIONS}
+    return {option: values[field] for field, option in names.items() if field in values}
+
+
 def _as_run_file(path: Path, values: dict[str, Any]) -> RunFile:
     group = values.get("tinker.wandb_group")
     run_name = values.pop(_RUN_NAME, None)
@@ -120,7 +114,7 @@ def _as_run_file(path: Path, values: dict[str, Any]) -> RunFile:
             f"{path}: openai.model_name is {policy}, and the model that is trained is {model or 'not named'}",
             "name the same model under env.tokenizer_name and openai.model_name",
         )
-    if values.get("tinker.save_checkpoint_interval") == 0:  # in the reference: only at the end
+    if values.get("tinker.save_checkpoint_interval") == 0:  # in hermes-agent: only at the end
         del values["tinker.save_checkpoint_interval"]
         if values.get("env.total_steps"):
             values["tinker.save_checkpoint_interval"] = values["env.total_steps"]

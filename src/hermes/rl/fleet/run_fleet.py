@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes.core import JSONObject
 from hermes.errors import UsageError
+from hermes.rl.config.fields import TrainerFields
 from hermes.rl.fleet.dialect import DIALECTS
 from hermes.rl.fleet.members import KEY_VARIABLE
 from hermes.rl.fleet.serve import join_servers
@@ -23,15 +23,13 @@ class RunFleet:
     servers: tuple[str, ...]
     server_type: str
     folder: str
-    """Of the adapters; empty: in the run's folder."""
+    """Where the adapters are written; empty: in the run's folder."""
 
     @classmethod
-    def from_fields(cls, fields: JSONObject) -> RunFleet | None:
+    def from_fields(cls, fields: TrainerFields) -> RunFleet | None:
         """`fields`: the section `tinker` of a run's configuration. None: the engine samples."""
-        servers = tuple(fields.get("sampling_servers") or ())
-        if not servers:
-            return None
-        return cls(servers, fields["sampling_server_type"], fields.get("sampling_folder") or "")
+        servers = tuple(fields.sampling_servers)
+        return cls(servers, fields.sampling_server_type, fields.sampling_folder) if servers else None
 
     def command(self, engine_url: str, run_folder: Path, port: int) -> tuple[str, ...]:
         addresses = (word for server in self.servers for word in ("--base-url", server))

@@ -22,9 +22,9 @@ from pathlib import Path
 from hermes.core.clock import now_ms
 from hermes.disk.filelock import FileLock
 from hermes.errors import HermesError
+from hermes.rl.process import signal_group
 from hermes.rl.run import RlRun, RunState
 from hermes.rl.supervise.plan import RunPlan
-from hermes.rl.supervise.process import signal_group
 from hermes.rl.supervise.supervisor import RunSupervisor
 from hermes.safety.output.logs import log_to_stderr
 

@@ -1,83 +1,57 @@
-"""An engine on this machine for as long as a block of code needs one."""
+"""The command line of an engine on this machine, and an engine for as long as a block of code needs one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
+from hermes.config.load import Config
+from hermes.config.paths import logs_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
-from hermes.rl.supervise.process import HERMES, ProcessHandle, ProcessSpec, fetch_json, last_error
+from hermes.rl.config.fields import TrainerFields
+from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, last_error
+from hermes.serving.fetch import fetch_json
+from hermes.training.options import RlFields, RlOptions
+from hermes.training.service.client import is_ready
+from hermes.training.session import ProgressCallback, TrainingRunSpec
 
 _POLL_S = 0.05
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProcessOptions:
-    """Options of `hermes engine serve`; what is None is left to the engine."""
-
-    dtype: str | None = None
-    memory_gib: float | None = None
-    kv_gib: float | None = None
-    quantize: str | None = None
-    replicas: int | None = None
-    tensor_parallel_size: int | None = None
-    max_adapters: int | None = None
-    exact: bool = False
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> EngineProcessOptions:
-        """`fields`: the section `tinker` of a run's configuration."""
-        return cls(
-            dtype=fields.get("engine_dtype"),
-            memory_gib=fields.get("engine_memory_gib"),
-            kv_gib=fields.get("engine_kv_gib"),
-            quantize=None if fields.get("engine_quantize") == "none" else fields.get("engine_quantize"),
-            replicas=fields.get("engine_replicas"),
-            tensor_parallel_size=fields.get("engine_tensor_parallel_size"),
-            exact=bool(fields.get("engine_exact")),
-        )
-
-    def flags(self) -> tuple[str, ...]:
-        options = {
-            "--dtype": self.dtype,
-            "--memory-gib": self.memory_gib,
-            "--kv-gib": self.kv_gib,
-            "--quantize": self.quantize,
-            "--replicas": None if self.replicas == 1 else self.replicas,
-            "--tensor-parallel-size": None if self.tensor_parallel_size == 1 else self.tensor_parallel_size,
-            "--max-adapters": self.max_adapters,
-        }
-        words = tuple(word for name, value in options.items() if value for word in (name, str(value)))
-        return (*words, "--exact") if self.exact else words
+def engine_options(fields: TrainerFields, **others: Any) -> EngineServeOptions:
+    """`fields`: the section `tinker` of a run's configuration; `others` take precedence."""
+    values = {
+        "dtype": fields.engine_dtype,
+        "memory_gib": fields.engine_memory_gib,
+        "kv_gib": fields.engine_kv_gib,
+        "quantize": None if fields.engine_quantize == "none" else fields.engine_quantize,
+        "replicas": str(fields.engine_replicas),
+        "tensor_parallel_size": fields.engine_tensor_parallel_size,
+        "exact": fields.engine_exact,
+    }
+    return EngineServeOptions.model_validate({**values, **others})
 
 
-_DEFAULTS = EngineProcessOptions()
+def api_arguments(port: int, folder: Path) -> tuple[str, ...]:
+    """`hermes api …` for a run, whose books are in its folder."""
+    return ("api", "--port", str(port), "--state-dir", str(folder / "api"))
 
 
 @contextmanager
 def engine_process(
-    model: str,
-    device: str,
-    port: int,
-    log: Path,
-    state_dir: Path,
-    environ: Mapping[str, str] = _NO_VARIABLES,
-    options: EngineProcessOptions = _DEFAULTS,
+    options: EngineServeOptions, log: Path, environ: Mapping[str, str] = _NO_VARIABLES
 ) -> Iterator[str]:
     """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
     atomically, so none is left incomplete."""
-    url = f"http://127.0.0.1:{port}"
-    command = (
-        *(*HERMES, "engine", "serve", "--model", model, "--device", device),
-        *options.flags(),
-        *("--port", str(port), "--state-dir", str(state_dir)),
-    )
+    url = f"http://127.0.0.1:{options.port}"
+    command = (*HERMES, *options.arguments())
     engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
     try:
         while fetch_json(f"{url}/health") is None:
@@ -88,3 +62,25 @@ def engine_process(
         yield url
     finally:
         engine.stop(grace_s=0)
+
+
+@contextmanager
+def run_engine(
+    config: Config, run: TrainingRunSpec, options: RlOptions, progress: ProgressCallback
+) -> Iterator[None]:
+    """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
+    url = run.connection.url
+    if not options.with_engine or not run.connection.local or is_ready(url):
+        yield
+        return
+    log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
+    progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
+    engine = engine_options(
+        TrainerFields.model_validate(options.model_dump(include=set(RlFields.model_fields))),
+        model=run.lora.base_model,
+        device=config.settings.rl.device,
+        port=urlsplit(url).port or 80,
+        state_dir=config.home / "engine",
+    )
+    with engine_process(engine, log):
+        yield

@@ -19,9 +19,9 @@ from hermes.config.environment import RL_RUN_VARIABLE
 from hermes.config.providers import API_URL_VARIABLE, trajectory_api_url
 from hermes.envs.modes.commandline import parse
 from hermes.errors import UsageError
+from hermes.rl.process import HERMES, ProcessSpec
 from hermes.rl.supervise.env_actor import EnvActor, EnvJob, EnvStarted
 from hermes.rl.supervise.env_replicas import ReplicaEnd
-from hermes.rl.supervise.process import HERMES, ProcessSpec
 from hermes.safety.access import leads_to_loopback
 from hermes.serving.trajectory_api import DEFAULT_URL, TOKEN_VARIABLE
 
@@ -104,7 +104,7 @@ class RayEnvProcess:
 
 
 def _arguments(spec: ProcessSpec) -> tuple[str, ...]:
-    """Of `hermes`: the interpreter is the node's."""
+    """The arguments of `hermes` alone: the interpreter is the node's."""
     return spec.command[len(HERMES) :]
 
 

@@ -9,27 +9,28 @@ environment.
 
 from __future__ import annotations
 
-import re
 import secrets
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE
+from hermes.config.option import command_words
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
-from hermes.rl.config.resolve import dump_yaml
-from hermes.rl.config.run_file import TRAIN_OPTIONS
+from hermes.rl.config.run_file import trainer_values
 from hermes.rl.fleet.run_fleet import FLEET, RunFleet
+from hermes.rl.process import HERMES, ProcessSpec
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
-from hermes.rl.service import LOCAL_KEY, engine_url, policy_url
+from hermes.rl.run_config import RunConfig, RunEnvironment
+from hermes.rl.service import LOCAL_KEY
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions
-from hermes.rl.supervise.process import HERMES, ProcessSpec, fetch_json
+from hermes.rl.supervise.engine_process import api_arguments, engine_options
+from hermes.serving.fetch import fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
+from hermes.training.options import RlOptions
 from hermes.training.rl import PLATEAU
 from hermes.training.service.token_meter import read_tokens
 
@@ -39,51 +40,11 @@ _API_PATIENCE_S = 300.0
 """Longer than the API takes to restart after it was killed."""
 _ENV_PATIENCE_S = 900.0
 """Longer than an environment may take to start; the supervisor restarts one that exits."""
-ENV = "env"
-"""The process of a run's first, or only, environment."""
-_OF_MIXTURE = ("min_batch_allocation", "inference_weight")
-"""Fields of an environment that its share of the batches decides."""
 _NEVER = 10**9
 """Steps."""
 _STARVING_S = 10.0
 _STEP_AND_SAVE_S = 900.0
 """Longer than a step and a checkpoint of a large model or on a busy machine take."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnvironment:
-    """One environment of a run, as a process."""
-
-    process: str
-    """Its name among the run's processes: `env` for the first, `env-NAME` for others."""
-    file: str
-    evaluates: bool
-    api_name: str | None
-    """Under which it registers with the trajectory API; None: whatever its class says."""
-
-    def config_path(self, run: RlRun) -> Path:
-        return run.config_path if self.process == ENV else run.folder / f"{self.process}.yaml"
-
-
-def run_environments(config: JSONObject) -> list[RunEnvironment]:
-    """The first is the run's own; a run without a mixture has no others."""
-    run, sections = config["run"], environment_sections(config)
-    first = RunEnvironment(
-        ENV,
-        run["environment_file"],
-        bool(run.get("evaluates")),
-        config["env"].get("wandb_name") if len(sections) > 1 else None,
-    )
-    later_environments = [
-        RunEnvironment(
-            f"{ENV}-{re.sub(r'[^A-Za-z0-9_-]+', '-', entry['environment'])}",
-            entry["environment_file"],
-            bool(entry["evaluates"]),
-            entry["env"]["wandb_name"],
-        )
-        for entry in (run.get("mixture") or ())[1:]
-    ]
-    return [first, *later_environments]
 
 
 class RunPlan:
@@ -96,19 +57,17 @@ class RunPlan:
     @property
     def cwd(self) -> Path:
         """Where the run was started; its folder if that no longer exists."""
-        started = Path(self._config["run"]["cwd"])
+        started = Path(self._config.run.cwd)
         return started if started.is_dir() else self._run.folder
 
     @property
     def max_hours(self) -> float | None:
-        hours: float | None = self._config["run"]["max_hours"]
-        return hours
+        return self._config.run.max_hours
 
     def over_budget(self) -> str | None:
         """Why the run has to stop, once its budget is spent."""
-        settings = self._config["run"]
-        max_usd: float | None = settings["max_usd"]
-        if max_usd is None or cost_usd(read_tokens(self._run.folder), settings["price"]) < max_usd:
+        settings, max_usd = self._config.run, self._config.run.max_usd
+        if max_usd is None or cost_usd(read_tokens(self._run.folder), settings.price) < max_usd:
             return None
         return f"the budget of ${max_usd:.4g} is used up"
 
@@ -123,24 +82,23 @@ class RunPlan:
 
     def reassign_port(self, name: str) -> bool:
         """Another port for a server whose port was in use; False if it exited for another reason."""
-        assigned = self._config["run"]["ports"]
+        assigned = self._config.run.ports
         if name not in assigned or not any("it is taken" in line for line in self._run.last_lines(name, 4)):
             return False
         reserved = {port for server, port in assigned.items() if server != name}
-        assigned[name] = ports.choose(assigned[name], reserved)
-        write_config(self._run, with_ports(self._config))
+        self._config.assign_ports({**assigned, name: ports.choose(assigned[name], reserved)})
+        self._config.write(self._run.folder)
         return True
 
     def processes(self) -> list[ProcessSpec]:
         """In starting order."""
-        engine = [] if self._config["run"]["service"] else [self._engine()]
+        engine = [] if self._config.run.service else [self._engine()]
         return [self._api(), *engine, *self._fleet(), self._trainer(), *self._envs()]
 
     def _api(self) -> ProcessSpec:
-        port = str(self._config["run"]["ports"]["api"])
         return ProcessSpec(
             "api",
-            (*HERMES, "api", "--port", port, "--state-dir", str(self._run.folder / "api")),
+            (*HERMES, *api_arguments(self._config.run.ports["api"], self._run.folder)),
             self._run.log_path("api"),
             lambda: self._api_status() is not None,
             environ=self._api_environ,
@@ -149,31 +107,33 @@ class RunPlan:
         )
 
     def _engine(self) -> ProcessSpec:
-        run, fields = self._config["run"], self._config.get("tinker", {})
+        run = self._config.run
+        options = engine_options(
+            self._config.tinker,
+            model=run.model,
+            device=run.device,
+            port=run.ports["engine"],
+            state_dir=self._run.folder / "engine",
+        )
         return ProcessSpec(
             "engine",
-            (
-                *(*HERMES, "engine", "serve", "--model", run["model"], "--device", run["device"]),
-                *EngineProcessOptions.from_fields(fields).flags(),
-                *("--port", str(run["ports"]["engine"])),
-                *("--state-dir", str(self._run.folder / "engine")),
-            ),
+            (*HERMES, *options.arguments()),
             self._run.log_path("engine"),
-            lambda: fetch_json(f"{policy_url(run)}/health") is not None,
+            lambda: fetch_json(f"{run.policy_url}/health") is not None,
             is_server=True,
             start_patience_s=1800.0,
         )
 
     def _fleet(self) -> list[ProcessSpec]:
         """In front of the sampling servers, if the run has any."""
-        fleet, run = RunFleet.from_fields(self._config.get("tinker", {})), self._config["run"]
+        fleet, run = RunFleet.from_fields(self._config.tinker), self._config.run
         if fleet is None:
             return []
-        port = run["ports"][FLEET]
+        port = run.ports[FLEET]
         return [
             ProcessSpec(
                 FLEET,
-                (*HERMES, *fleet.command(engine_url(run), self._run.folder, port)),
+                (*HERMES, *fleet.command(run.engine_url, self._run.folder, port)),
                 self._run.log_path(FLEET),
                 lambda: fetch_json(f"http://127.0.0.1:{port}/health") is not None,
                 is_server=True,
@@ -195,10 +155,10 @@ class RunPlan:
     def _envs(self) -> list[ProcessSpec]:
         """A process for each environment, or as many replicas of it as the run has; each is watched and
         restarted by its name."""
-        count = int(self._config.get("tinker", {}).get("env_replicas") or 1)
+        count = self._config.tinker.env_replicas
         return [
             self._env(environment, number, count)
-            for environment in run_environments(self._config)
+            for environment in self._config.environments()
             for number in range(1, count + 1)
         ]
 
@@ -206,12 +166,12 @@ class RunPlan:
         name = environment.process if count == 1 else f"{environment.process}-{number}"
         # The trainer evaluates: the weights of one step, and the last ones too.
         no_evaluation = ("--env.steps_per_eval", str(_NEVER)) if environment.evaluates else ()
-        seed = ("--env.sampling_seed", str(self._config.get("tinker", {}).get("seed", 0)))
-        path = str(environment.config_path(self._run))
+        seed = ("--env.sampling_seed", str(self._config.tinker.seed))
+        path = str(environment.config_path(self._run.folder))
         # Replicas do not know of each other's groups in progress: together they would begin too many.
         overlapping = () if count == 1 else ("--env.synchronous", "false")
-        fleet, run = RunFleet.from_fields(self._config.get("tinker", {})), self._config["run"]
-        sampling = () if fleet is None else fleet.environment_flags(run["ports"][FLEET])
+        fleet = RunFleet.from_fields(self._config.tinker)
+        sampling = () if fleet is None else fleet.environment_flags(self._config.run.ports[FLEET])
         settings = (*no_evaluation, *seed, *overlapping, *sampling)
         return ProcessSpec(
             name,
@@ -239,7 +199,7 @@ class RunPlan:
         return {TOKEN_VARIABLE: path.read_text().strip()}
 
     def _all_steps_made(self) -> bool:
-        total: int = self._config["env"]["total_steps"]
+        total = self._config.env.total_steps
         state = StateFile(self._run.folder).state()
         if state is not None and state.finished == PLATEAU:
             return True
@@ -256,88 +216,45 @@ class RunPlan:
 
     @property
     def _api_url(self) -> str:
-        url: str = self._config["env"]["rollout_server_url"]
-        return url
+        return self._config.env.rollout_server_url
 
 
-def trainer_arguments(run: RlRun, config: JSONObject) -> tuple[str, ...]:
+def trainer_arguments(run: RlRun, config: RunConfig) -> tuple[str, ...]:
     """The command line of `hermes train grpo`."""
-    env, tinker = config["env"], config["tinker"]
-    flags = {
-        option.replace("_", "-"): config[field.partition(".")[0]].get(field.partition(".")[2])
-        for field, option in TRAIN_OPTIONS.items()
+    env, evaluating = config.env, [place for place in config.environments() if place.evaluates]
+    sections = {"env": env, "tinker": config.tinker}
+    dotted = {
+        f"{section}.{name}": value
+        for section, fields in sections.items()
+        for name, value in fields.model_dump(mode="json").items()
     }
-    flags = {
-        option: ",".join(value) if option == "lora-targets" and value else value
-        for option, value in flags.items()
-        if value not in (None, "")
-    } | {
-        "base-model": config["run"]["model"],
+    values = trainer_values(dotted) | {
+        "base_model": config.run.model,
         "name": run.run_id,
-        "run-dir": run.folder,
-        "base-url": engine_url(config["run"]),
-        "api-patience": _API_PATIENCE_S,
-        "env-patience": _ENV_PATIENCE_S,
-        "max-staleness": env["max_batches_offpolicy"] + 1,
-        "eval-folder": env["data_dir_to_save_evals"] or run.folder / "evals",
-        "title": env["wandb_name"] or run.run_id,
+        "run_dir": run.folder,
+        "base_url": config.run.engine_url,
+        "api_patience": _API_PATIENCE_S,
+        "env_patience": _ENV_PATIENCE_S,
+        "max_staleness": env.max_batches_offpolicy + 1,
+        "eval_folder": env.data_dir_to_save_evals or run.folder / "evals",
+        "title": env.wandb_name or run.run_id,
+        "openai_port": config.run.ports["trainer"] if config.run.service else None,
+        "eval_every": env.steps_per_eval if evaluating else None,
+        "eval_environments": tuple(environment.file for environment in evaluating),
+        "eval_configs": tuple(environment.config_path(run.folder) for environment in evaluating),
+        "extra_sinks": tuple(config.tinker.sinks),
     }
-    if config["run"]["service"]:
-        flags["face-port"] = config["run"]["ports"]["trainer"]
-    evaluating = [environment for environment in run_environments(config) if environment.evaluates]
-    if evaluating:
-        flags["eval-every"] = env["steps_per_eval"]
-    evaluations = (
-        word
-        for environment in evaluating
-        for word in (
-            f"--eval-environment={environment.file}",
-            f"--eval-config={environment.config_path(run)}",
-        )
-    )
-    bounds = flags.pop("clip", None)
-    clip = ("--clip", *map(str, bounds)) if bounds else ()
-    sinks = (f"--sink={name}" for name in tinker["sinks"])
-    words = (f"--{name}={value}" for name, value in flags.items())
-    return ("train", "grpo", *words, *evaluations, *clip, *sinks)
+    return ("train", "grpo", *command_words(RlOptions, values))
 
 
-def trainer_environ(config: JSONObject) -> dict[str, str]:
+def trainer_environ(config: RunConfig) -> dict[str, str]:
     """The key of a service is read by `hermes train` itself; the run's own engine accepts any."""
-    key = {} if config["run"]["service"] else {"TINKER_API_KEY": LOCAL_KEY}
+    key = {} if config.run.service else {"TINKER_API_KEY": LOCAL_KEY}
     return {**key, **wandb_environ(config)}
 
 
-def wandb_environ(config: JSONObject) -> dict[str, str]:
+def wandb_environ(config: RunConfig) -> dict[str, str]:
     """Disables uploads if W&B is off, even if there is a key."""
-    if "wandb-offline" in config["tinker"]["sinks"]:
+    if "wandb-offline" in config.tinker.sinks:
         return {"WANDB_MODE": "offline"}
-    return {} if config["env"]["use_wandb"] else {"WANDB_MODE": "disabled"}
-
-
-def with_ports(config: JSONObject) -> JSONObject:
-    """The configuration with the addresses that follow from the run's ports."""
-    run = config["run"]
-    for section in environment_sections(config).values():
-        section["rollout_server_url"] = f"http://127.0.0.1:{run['ports']['api']}"
-    config["openai"][0]["base_url"] = f"{policy_url(run)}/v1"
-    return config
-
-
-def environment_sections(config: JSONObject) -> dict[str, JSONObject]:
-    """The section `env` of each environment of the run, by the environment's name; the first is the run's."""
-    mixture = config["run"].get("mixture") or ()
-    later_sections = {entry["environment"]: entry["env"] for entry in mixture[1:]}
-    return {config["run"].get("environment", ENV): config["env"], **later_sections}
-
-
-def write_config(run: RlRun, config: JSONObject) -> None:
-    """Of a run with several environments each has a file of its own; the first has the run's."""
-    mixture = config["run"].get("mixture") or ()
-    for entry, environment in zip(mixture, run_environments(config) if mixture else (), strict=True):
-        if environment.process == ENV:
-            config["env"] |= {name: entry["env"][name] for name in _OF_MIXTURE}
-        else:
-            env_config = {**config, "env": entry["env"], "run": {**config["run"], "mixture": None}}
-            atomic_write(environment.config_path(run), dump_yaml(env_config))
-    atomic_write(run.config_path, dump_yaml(config))
+    return {} if config.env.use_wandb else {"WANDB_MODE": "disabled"}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hermes.core import JSONObject
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.rl.supervise.process import (
+from hermes.rl.process import (
     HERMES,
     Exited,
     ProcessHandle,

@@ -18,9 +18,8 @@ from pathlib import Path
 
 from hermes.core.clock import now_ms
 from hermes.errors import HermesError
-from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus
-from hermes.rl.supervise.disk_room import DiskRoom
-from hermes.rl.supervise.process import (
+from hermes.rl.disk_room import DiskRoom
+from hermes.rl.process import (
     TAIL_BYTES,
     Exited,
     ProcessHandle,
@@ -29,6 +28,7 @@ from hermes.rl.supervise.process import (
     last_error,
     read_tail,
 )
+from hermes.rl.run import CRASH_EVENT, ProcessStatus, RlRun, RunState, RunStatus
 
 _TICK_S = 0.1
 _MAX_EXITS = 5

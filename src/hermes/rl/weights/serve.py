@@ -8,14 +8,16 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import UsageError
+from hermes.rl.process import HERMES
 from hermes.rl.run import RlRun
-from hermes.rl.service import connect, policy_url
+from hermes.rl.service import connect
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions
-from hermes.rl.supervise.process import HERMES, fetch_json
+from hermes.rl.supervise.engine_process import engine_options
 from hermes.rl.weights.export import export_merged
 from hermes.rl.weights.source import choose_checkpoint, run_source
+from hermes.serving.fetch import fetch_json
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -28,34 +30,30 @@ def endpoint(run: RlRun) -> str:
     if url is None:
         raise UsageError(
             f"nothing serves the policy of run {run.run_id}",
-            f"hermes rl serve {run.run_id}, and then --base-url with the address it prints, --model policy",
+            f"hermes policy serve run:{run.run_id}, then --base-url ADDRESS --model policy",
         )
     return f"{url}/v1"
 
 
 def running_engine(run: RlRun) -> str | None:
     """The address at which the run's newest weights are sampled; None if it does not respond."""
-    url = policy_url(run.config()["run"])
+    url = run.config().run.policy_url
     return url if fetch_json(f"{url}/health") is not None else None
 
 
-def serve_command(run: RlRun, port: int | None) -> list[str]:
+def serve_command(run: RlRun, port: int | None) -> tuple[str, ...]:
     """`hermes engine serve` over the run's checkpoints, on a base like the run's; `policy` is the newest."""
     choose_checkpoint(run, None)
     config = run.config()
-    settings, fields = config["run"], config.get("tinker", {})
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    options = EngineProcessOptions(quantize=EngineProcessOptions.from_fields(fields).quantize)
-    arguments = ["engine", "serve", "--model", settings["model"], "--device", settings["device"]]
-    return [
-        *HERMES,
-        *arguments,
-        *options.flags(),
-        "--port",
-        str(chosen),
-        "--state-dir",
-        str(run.folder / "engine"),
-    ]
+    options = EngineServeOptions(
+        model=config.run.model,
+        device=config.run.device,
+        quantize=engine_options(config.tinker).quantize,
+        port=chosen,
+        state_dir=run.folder / "engine",
+    )
+    return (*HERMES, *options.arguments())
 
 
 def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:
@@ -63,14 +61,13 @@ def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None])
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
     from hermes.training.service.token_meter import TokenMeter
 
-    settings, path = run.config()["run"], choose_checkpoint(run, None)["path"]
+    settings, path = run.config().run, choose_checkpoint(run, None)["path"]
+    assert settings.service is not None, "otherwise the run has an engine of its own"
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    tokenizer = tokenizer_of(settings["model"], run.home)
+    tokenizer = tokenizer_of(settings.model, run.home)
     with (
         closing(TokenMeter(run.folder)) as meter,
-        serve_proxy(
-            connect(run.home, settings["service"]), settings["model"], tokenizer, chosen, meter
-        ) as proxy,
+        serve_proxy(connect(run.home, settings.service), settings.model, tokenizer, chosen, meter) as proxy,
     ):
         proxy.set_policy(path)
         ended = threading.Event()

@@ -77,14 +77,14 @@ def find_source(
 def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     """A checkpoint of a run of `hermes rl`; None: the newest."""
     checkpoint = choose_checkpoint(run, step)
-    settings, stem = run.config()["run"], f"step-{checkpoint['step']}"
+    settings, stem = run.config().run, f"step-{checkpoint['step']}"
     folder = checkpoint_folder(run, checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
         folder if is_complete(folder) else _local_folder(run.home, checkpoint["path"]),
-        settings["service"],
+        settings.service,
         run.home,
-        settings["model"],
+        settings.model,
         run.folder / "weights" / stem,
         run.folder / "merged" / stem,
         run.folder / "weights" / f"{stem}.gguf",

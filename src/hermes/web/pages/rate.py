@@ -17,10 +17,10 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from hermes.config.paths import db_path
 from hermes.core import Rating, Step, StepKind, Trajectory
+from hermes.core.rating import RatingDraft
 from hermes.data.where import parse
 from hermes.disk.files import atomic_write, read_text
 from hermes.ratings import QueueRule, QueueSettings, RatingDesk, RatingMode
-from hermes.ratings.draft import RatingDraft
 from hermes.store.browse.reader import BrowseReader, WindowStep
 from hermes.store.rating.queues import item_key
 from hermes.web.pages.compare import shared_messages

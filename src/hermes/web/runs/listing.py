@@ -17,8 +17,8 @@ from hermes.core import JSONObject
 from hermes.disk.files import read_text
 from hermes.errors import HermesError
 from hermes.rl.budget import cost_usd
+from hermes.rl.process import read_tail
 from hermes.rl.run import RlRun, RunState, RunStatus
-from hermes.rl.supervise.process import read_tail
 from hermes.training.monitor.machine_card import read_machines
 from hermes.training.service.token_meter import read_tokens
 from hermes.web.runs.configs import config_digest
@@ -120,21 +120,19 @@ def _supervised_row(home: Path, run_id: str, rows: list[dict[str, Any]]) -> RunR
         status, config = run.status(), run.config()
     except HermesError as error:
         return _broken_row(run_id, rows, error.message)
-    section: JSONObject = config.get("run") or {}
-    env: JSONObject = config.get("env") or {}
     return RunRow(
         run_id,
         "rl",
         _state(status),
-        str(section.get("environment", "")),
-        str(section.get("model", "")),
+        config.run.environment,
+        config.run.model,
         rows[-1]["step"] if rows else 0,
-        env.get("total_steps"),
+        config.env.total_steps or None,
         _numbers(rows),
-        status.started_at_ms or section.get("created_at_ms"),
+        status.started_at_ms or config.run.created_at_ms,
         _updated_ms(rows),
         status.reason,
-        _facts(run.folder, rows, section.get("price"), config),
+        _facts(run.folder, rows, config.run.price, config.model_dump(mode="json", exclude_unset=True)),
     )
 
 

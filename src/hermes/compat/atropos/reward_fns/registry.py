@@ -15,14 +15,14 @@ from hermes.errors import UsageError
 _BUILT_IN = {
     "accuracy": "maths:AccuracyReward",
     "cascading_r1_math": "maths:CascadingR1MathReward",
-    "chandas_meter": "meter:ChandasMeterReward",
-    "combined": "combined:CombinedReward",
-    "cosine_scaled": "similarity:CosineScaledReward",
+    "chandas_meter": "text:ChandasMeterReward",
+    "combined": "registry:CombinedReward",
+    "cosine_scaled": "text:CosineScaledReward",
     "crossword_format": "text:CrosswordFormatReward",
     "format": "text:FormatReward",
     "r1": "maths:R1Reward",
     "reasoning_steps": "text:ReasoningStepsReward",
-    "repetition_penalty": "repetition:RepetitionPenaltyReward",
+    "repetition_penalty": "text:RepetitionPenaltyReward",
 }
 
 

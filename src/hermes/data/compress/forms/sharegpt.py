@@ -1,4 +1,4 @@
-"""ShareGPT turns as messages and back, for our own rows and for the predecessor's.
+"""ShareGPT turns as messages and back, for our own rows and for hermes-agent's.
 
 Calls in a `gpt` turn carry no ids: the results that follow answer them in order. A `tool` turn may hold
 several `<tool_response>` blocks; each is one message. Text outside of the blocks is a result of its own.

@@ -18,8 +18,13 @@ from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
 from hermes.data.compress.folding.plan import Folded, FoldSettings, Strategy, SummaryRequest
 from hermes.data.compress.folding.verify import violations
-from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError
-from hermes.data.compress.forms.messages import read_messages, read_record
+from hermes.data.compress.forms.conversation import (
+    Edited,
+    RowConversation,
+    RowError,
+    read_messages,
+    read_record,
+)
 from hermes.data.compress.forms.sharegpt import read_sharegpt
 from hermes.data.compress.run.metrics import NOTHING, SummaryCost, fold_map, row_metrics
 from hermes.data.lines import encode_row

@@ -1,4 +1,4 @@
-"""Figures of one row and of a whole run, under the names that the predecessor used, and some of our own.
+"""Figures of one row and of a whole run, under the names that hermes-agent used, and some of our own.
 
 Pure. A run's figures are sums over its rows, so a run that was interrupted has those of one that was not.
 """

@@ -7,6 +7,11 @@
 A bounded window of rows is in memory, whatever the input's size. Each finished row is in the journal before
 the next is waited for; the files above are written whole at the end, out of the journal, and replace what
 was there.
+
+A compressed trajectory is a record of its own in the store, beside its parent. It has the parent's steps with
+their messages as they are now, what was left out missing, and the map of folds in its metadata. What the
+calls cost, and their exact tokens, stay with the parent: nothing was sampled here, and no figure may count
+twice.
 """
 
 from __future__ import annotations
@@ -21,15 +26,18 @@ from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from hermes.core import JSONObject
+from hermes.core import Header, JSONObject, Message, Relation, Step, Usage
+from hermes.core.outcome import COMPLETED
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind
 from hermes.data.compress.run.journal import CompressJournal
 from hermes.data.compress.run.metrics import SummaryCost, Totals
 from hermes.data.compress.run.summarise import Summariser, SummaryFailedError
 from hermes.data.compress.run.workers import CompressWorkers
+from hermes.data.example import load
 from hermes.data.lines import encode_row
 from hermes.disk.files import replacing
+from hermes.store import Filter, Reader, Writer
 
 _ROUNDS = 3
 """Passes over one row in which a model may write states."""
@@ -173,3 +181,40 @@ class _Optional:
         if self._file is None:
             self._file = self._stack.enter_context(replacing(self._path))
         self._file.write(line + "\n")
+
+
+def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None:
+    """Writes it, unless it is there already; returns once it is on disk."""
+    assert done.messages is not None
+    if reader.count(Filter(ids=(done.derived_id,))):
+        return
+    parent = reader.get(done.notes["parent_id"])
+    tools = load(reader, parent).tools
+    steps = _steps([step for step in parent.steps if not step.ephemeral], done)
+    header: Header = replace(
+        parent.header,
+        id=done.derived_id,
+        parent_id=parent.header.id,
+        relation=Relation.COMPRESSED,
+        metadata={**parent.header.metadata, "compression": done.notes},
+    )
+    writer.begin(header)
+    history: list[Message] = []
+    for step in steps:
+        context = tuple(history) if step.call else None
+        writer.append(header.id, step, context=context, tools=tools if step.call else ())
+        history.append(step.message)
+    writer.finish(header.id, parent.outcome or COMPLETED).result()
+
+
+def _steps(steps: list[Step], done: CompressResult) -> list[Step]:
+    assert done.messages is not None
+    remaining: list[Step] = []
+    for step, message in zip(steps, done.messages, strict=True):
+        if message is None:
+            continue
+        call = step.call and replace(
+            step.call, usage=Usage(), cost_usd=0.0, latency_ms=0.0, first_token_ms=None, raw=None, tokens=None
+        )
+        remaining.append(replace(step, index=len(remaining), message=Message.from_json(message), call=call))
+    return remaining

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from html import escape
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from hermes.envs.rewards.text import words
 from hermes.envs.tasks.vocabulary import CITIES, COLOURS, PEOPLE, SUBJECTS, THINGS
+from hermes.serving import HttpSettings, listen, serve_in_thread
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
 
 _SEED = 20261115
 _SIZE = 300
@@ -202,3 +212,57 @@ def make_lookup(rng: random.Random) -> Lookup:
     if template is _QUESTIONS[8]:
         path = (shop.founder.name, teacher_shop.founder.name)
     return Lookup(question, fact, tuple(path[:page_count]))
+
+
+class CorpusServer:
+    """Serves from its own thread between `start` and `stop`; only this user is answered."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._listener = self._stack.enter_context(listen("127.0.0.1", 0))
+
+    @property
+    def host(self) -> str:
+        return self.url.removeprefix("http://")
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    def page_url(self, title: str) -> str:
+        return f"{self.url}{quote(page_path(title))}"
+
+    def start(self) -> None:
+        settings = HttpSettings(grace_s=1)
+        self._stack.enter_context(serve_in_thread(_application(), self._listener, settings, name="corpus"))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+def _application() -> ASGIApp:
+    from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+    from starlette.routing import Route
+
+    async def find(request: Request) -> Response:
+        query = request.query_params.get("q", "")
+        results = [_result(request.headers["host"], page) for page in search(query)]
+        return JSONResponse({"query": query, "results": results})
+
+    async def show(request: Request) -> Response:
+        page = page_at(request.scope["path"])
+        if page is None:
+            return PlainTextResponse("no such page", 404)
+        title = escape(page.title)
+        head = f"<!doctype html><html><head><title>{title}</title></head>"
+        return HTMLResponse(
+            f"{head}<body><article><h1>{title}</h1><p>{escape(page.text)}</p></article></body></html>"
+        )
+
+    return Starlette(routes=[Route("/search", find), Route("/{page:path}", show)])
+
+
+def _result(host: str, page: Page) -> dict[str, str]:
+    url = f"http://{host}{quote(page.path)}"
+    return {"title": page.title, "url": url, "content": f"An article about {page.title}."}
