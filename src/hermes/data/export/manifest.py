@@ -2,9 +2,8 @@
 
 It has no times and no machine in it: the same export gives the same manifest. Paths are names in its folder.
 
-Where exports were written: one line a file in the home, so that a deletion can name the copies.
-
-The log is a help for people. It is not a promise: files that were moved or copied are not in it.
+A log in the home has a line for each file that was exported, so that a deletion can name the copies. It is a
+help for people, not a promise: files that were moved or copied are not in it.
 """
 
 from __future__ import annotations
