@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState
-from hermes.batch.overview import overview
-from hermes.batch.start_record import read_start, write_start
+from hermes.batch.overview import overview, read_start, write_start
 from hermes.cli.batch.status_text import status_text
 from tests.batch.made import row, spec
 

@@ -7,7 +7,7 @@ import re
 import click
 import pytest
 
-from hermes.cli.chat.markdown import MarkdownStream, style_line
+from hermes.cli.chat.screen import MarkdownStream, style_line
 
 ANSWER = "# Result\n\n- **391** is `17 * 23`\n> quoted\n```python\n# no heading\n```\nplain\n"
 _CURSOR = re.compile(r"\x1b\[\d*[AKJG]|\r")

@@ -308,7 +308,9 @@ def run_for(command: list[str], kill_after_s: float | None) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".arrow"])
+@pytest.mark.parametrize(
+    "ending", [".jsonl", *(pytest.param(ending, marks=pytest.mark.slow) for ending in (".parquet", ".arrow"))]
+)
 def test_a_full_disk_keeps_what_was_there_and_says_so(db: Path, small_disk: Path, ending: str) -> None:
     rng = random.Random(1)
     with Writer(db) as writer:

@@ -17,10 +17,10 @@ from hermes.data.formats.registry import FORMATS
 from hermes.data.importing import import_files
 from hermes.policies.rows import Method, gather_rows, held_out_comparisons
 from hermes.store import Filter, Reader, Writer
-from hermes.training.preference.files import read_preference_files
+from hermes.training.preference.sources import read_preference_files
 from tests import records
 
-STORES, FAMILIES = 20, 40
+STORES, QUICK_STORES, FAMILIES = 20, 4, 40
 VOCABULARY = [
     "".join(pair) for pair in zip("bcdfglmnprst" * 9, "aeiouaeioua" * 9 + "aeioua" * 2, strict=False)
 ]
@@ -81,7 +81,9 @@ def _store(home: Path, draw: random.Random) -> dict[str, int]:
     return families
 
 
-@pytest.mark.parametrize("number", range(STORES))
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=pytest.mark.slow if n >= QUICK_STORES else ()) for n in range(STORES)]
+)
 def test_a_question_is_on_one_side_of_every_split(tmp_path: Path, number: int) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -9,8 +9,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.rl.checks.doctor import diagnose
-from hermes.rl.checks.estimate import estimate
-from hermes.rl.checks.preflight import _suggestions, pass_rate, summarise, verdict
+from hermes.rl.checks.preflight import _suggestions, estimate, pass_rate, summarise, verdict
 from hermes.rl.config.resolve import resolve, select
 from tests.rl.world import ENVIRONMENTS
 

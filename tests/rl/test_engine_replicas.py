@@ -17,7 +17,7 @@ from hermes.rl.checks.replica_memory import cpu_free_bytes, missing_on_cpu, miss
 from hermes.rl.config.fields import TrainerFields
 from hermes.rl.run import RunState, all_runs
 from hermes.rl.start import start
-from hermes.rl.supervise.engine_process import EngineProcessOptions
+from hermes.rl.supervise.engine_process import engine_options
 from tests.rl.books import check_books
 from tests.rl.conftest import MakeHome
 from tests.rl.world import how_it_ended, resolved_run, start_run
@@ -75,11 +75,12 @@ def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
         engine_quantize="nf4",
         engine_tensor_parallel_size=2,
     )
-    words = " ".join(EngineProcessOptions.from_fields(fields).flags())
-    assert (
-        words == "--dtype float32 --kv-gib 0.5 --quantize nf4 --replicas 3 --tensor-parallel-size 2 --exact"
+    words = " ".join(engine_options(fields, port=1, state_dir=Path("/s")).arguments())
+    assert words == (
+        "engine serve --dtype=float32 --quantize=nf4 --port=1 --replicas=3 --tensor-parallel-size=2 --exact "
+        "--kv-gib=0.5 --state-dir=/s"
     )
-    assert EngineProcessOptions.from_fields(TrainerFields()).flags() == ()
+    assert engine_options(TrainerFields()).arguments() == ("engine", "serve")
 
 
 @pytest.mark.skipif(cpu_free_bytes() is None, reason="the system does not report its free memory")

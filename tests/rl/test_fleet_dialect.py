@@ -8,8 +8,7 @@ import pytest
 
 from hermes.core import explicit_sampling
 from hermes.errors import ProviderError
-from hermes.rl.fleet.dialect import SGLANG, VLLM, WeightsName
-from hermes.rl.fleet.logprob_scale import LogprobScale
+from hermes.rl.fleet.dialect import SGLANG, VLLM, LogprobScale, WeightsName
 
 BASE, ADAPTER = WeightsName("base", None), WeightsName("base", "hermes-step-1")
 

@@ -9,9 +9,8 @@ import pytest
 
 from hermes.core.sequence import TrainSequence, from_group, to_group
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.batch import BatchConfig, prepare, with_penalty
+from hermes.training.data.batch import BatchConfig, penalties, prepare, teacher_terms, with_penalty
 from hermes.training.data.correction import bounds_of, engine_loss, importance_weights, surrogate
-from hermes.training.data.kl import penalties, teacher_terms
 from hermes.training.schedule import Schedule, ScheduleShape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hermes.training.data.api import NoBatch
-from hermes.training.data.waiting import BatchWait, NoEnvironmentError
+from hermes.training.data.api import BatchWait, NoBatch, NoEnvironmentError
 from tests.training.conftest import StartTrainer
 from tests.training.world import Environment, ask, metrics
 

@@ -45,4 +45,6 @@ class Recorder:
 
     async def finish(self, outcome: Outcome) -> None:
         if self._beginning is not None:
+            await asyncio.wait([asyncio.wrap_future(self._beginning)])  # its failure was raised by `append`
+        if self.begun:
             await asyncio.wrap_future(self._writer.finish(self.header.id, outcome))

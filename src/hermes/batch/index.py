@@ -36,7 +36,7 @@ class Failures:
 
     tries: int = 0
     cause: str = ""
-    """Of the last one."""
+    """The cause of the last one."""
     trajectory_ids: list[str] = field(default_factory=list)
     """Oldest first; a try that failed before it began has none."""
 
@@ -55,9 +55,9 @@ class JournalIndex:
         self._paths = sorted(folder.glob("*.jsonl"))
         self._open: dict[int, BinaryIO] = {}
         self.failures: dict[SampleKey, Failures] = {}
-        """Of samples that are planned and not finished."""
+        """The failures of samples that are planned and not finished."""
         self.failed_tries = 0
-        """Of all samples, including those that finished later."""
+        """The failed tries of all samples, including those that finished later."""
 
     def __enter__(self) -> Self:
         for segment in range(len(self._paths)):

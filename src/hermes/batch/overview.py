@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hermes.batch.journal import SampleEntry, SampleState, read_journal
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import load_spec
-from hermes.batch.start_record import StartRecord, read_start
 from hermes.core import JSONObject
+from hermes.core.clock import now_ms
+from hermes.disk.files import atomic_write, ensure_dir, read_text
+from hermes.store import owner
+
+_FOLDER, _NAME = "journal", "start.json"
 
 
 @dataclass
@@ -127,3 +132,34 @@ def _pace(start: StartRecord | None, finished: int) -> JSONObject:
     elapsed_s = max(0.001, time.time() - start.started_at_ms / 1000)
     rate = (finished - start.finished_before) / elapsed_s
     return {"rate_per_s": round(rate, 4), "eta_s": round((start.total - finished) / rate)}
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    total: int
+    """Samples of the whole plan."""
+    finished_before: int
+    """Samples that earlier starts had finished."""
+    started_at_ms: int
+    process: str
+    """As `store.owner` writes it."""
+
+    @property
+    def running(self) -> bool:
+        return owner.is_alive(self.process)
+
+
+def write_start(folder: Path, total: int, finished_before: int) -> None:
+    """Notes that this process runs the samples now."""
+    record = StartRecord(total, finished_before, now_ms(), owner.this_process())
+    ensure_dir(folder / _FOLDER)
+    atomic_write(folder / _FOLDER / _NAME, json.dumps(asdict(record)) + "\n")
+
+
+def read_start(folder: Path) -> StartRecord | None:
+    """The newest start; None for a run that has none, or one that cannot be read."""
+    text = read_text(folder / _FOLDER / _NAME)
+    try:
+        return None if text is None else StartRecord(**json.loads(text))
+    except (ValueError, TypeError):
+        return None

@@ -74,7 +74,7 @@ class Snapshot:
     unpriced: int
     """Finished samples whose price is unknown."""
     projected_cost_usd: float | None
-    """Of this start when every sample is finished; None if a price is unknown or no sample has finished."""
+    """What this start will have cost when every sample is finished; None: a price is unknown, or none has."""
 
     @property
     def left(self) -> int:

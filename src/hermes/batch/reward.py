@@ -29,7 +29,7 @@ RewardFunction = Callable[["RewardContext"], Any]
 OpenSandbox = Callable[[], Awaitable["Sandbox"]]
 """The rollout's sandbox, once a reward function needs it."""
 MAX_CONTENT_BYTES = 32 << 20
-"""Of a file that a grader reads as text: a sparse file costs a policy nothing, and the trainer its size."""
+"""The largest file that a grader reads as text: a sparse file costs a policy nothing, a trainer its size."""
 
 
 class GraderError(HermesError):

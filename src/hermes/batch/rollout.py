@@ -12,14 +12,25 @@ from hermes.agent.examples import examples_for
 from hermes.agent.loop import AgentLoop
 from hermes.agent.toolset_choice import choose_toolsets
 from hermes.batch.attempt import EarlierAttempt, effort, find_attempt
-from hermes.batch.filters import filter_reason
 from hermes.batch.journal import SampleEntry, SampleState
 from hermes.batch.plan import SampleKey
 from hermes.batch.reward import GraderError, RewardFunction, score
-from hermes.batch.spec import RunSpec
+from hermes.batch.spec import Filters, RunSpec
 from hermes.batch.tasks import TaskRow
 from hermes.config.load import Config
-from hermes.core import JSONObject, Message, Relation, Reward, Sampling, Source, Step, StopReason, Trajectory
+from hermes.core import (
+    JSONObject,
+    Message,
+    Relation,
+    Reward,
+    Role,
+    Sampling,
+    Source,
+    Step,
+    StopReason,
+    ToolErrorKind,
+    Trajectory,
+)
 from hermes.core.clock import now_ms
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
@@ -206,3 +217,28 @@ def _entry(
 
 def _latencies(steps: Sequence[Step]) -> list[float]:
     return [round(step.call.latency_ms, 1) for step in steps if step.call]
+
+
+def filter_reason(trajectory: Trajectory, reward: float | None, filters: Filters) -> str | None:
+    """The first filter that removes the trajectory, as text; None if it stays."""
+    completed = trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.COMPLETED
+    if filters.only_completed and not completed:
+        return (
+            f"not completed: {trajectory.outcome.stop_reason.value}"
+            if trajectory.outcome
+            else "not completed"
+        )
+    answers = [message for message in trajectory.messages if message.role is Role.ASSISTANT]
+    if filters.require_reasoning and not any(message.reasoning for message in answers):
+        return "no reasoning"
+    if filters.drop_unknown_tools and any(
+        step.result and step.result.error_kind is ToolErrorKind.UNKNOWN_TOOL for step in trajectory.steps
+    ):
+        return "called a tool that does not exist"
+    if filters.min_turns is not None and trajectory.turns < filters.min_turns:
+        return f"fewer than {filters.min_turns} turns"
+    if filters.max_turns is not None and trajectory.turns > filters.max_turns:
+        return f"more than {filters.max_turns} turns"
+    if filters.min_reward is not None and (reward is None or reward < filters.min_reward):
+        return f"reward under {filters.min_reward:g}"
+    return None

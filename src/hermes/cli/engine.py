@@ -9,39 +9,12 @@ from typing import Any
 
 import click
 
-from hermes.cli.options import (
-    CommandGroup,
-    DeviceChoice,
-    RenamedOption,
-    add_options,
-    json_option,
-    stored_variables,
-)
+from hermes.cli.model_options import model_options
+from hermes.cli.options import CommandGroup, DeviceChoice, RenamedOption, json_option, stored_variables
 from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import Waiting, waiting
+from hermes.engine.server.options import EngineServeOptions, ModelOptions
 
-_MODEL_OPTIONS = (
-    click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder."),
-    click.option(
-        "--device",
-        type=DeviceChoice(),
-        default="auto",
-        show_default=True,
-        help="cuda is the first GPU that CUDA_VISIBLE_DEVICES shows; auto uses it if there is one.",
-    ),
-    click.option(
-        "--dtype",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "float32", "bfloat16"]),
-        help="Number format of the base model; adapters and optimizer are float32.",
-    ),
-    click.option(
-        "--quantize",
-        type=click.Choice(["nf4", "int8"]),
-        help="Store the base model's layers in 4 bits (QLoRA's NF4) or 8: less memory, slower.",
-    ),
-)
 _url_option = click.option(
     "--service",
     "--url",
@@ -60,115 +33,9 @@ def engine() -> None:
 
 
 @engine.command()
-@add_options(*_MODEL_OPTIONS)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
-)
-@click.option(
-    "--max-adapters",
-    default=32,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Adapters in training at once; with --replicas, in each worker.",
-)
-@click.option(
-    "--replicas",
-    default="1",
-    show_default=True,
-    metavar="N|auto",
-    help="Worker processes, each with a copy of the model; auto: one a GPU, or one for eight CPU cores.",
-)
-@click.option(
-    "--tensor-parallel-size",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Processes, on a GPU each if there are as many, that divide the layers of one copy of the model.",
-)
-@click.option(
-    "--ray",
-    "ray_address",
-    metavar="HOST:PORT",
-    help="Run the workers on the nodes of this Ray cluster; --replicas auto: one a GPU, or one a node.",
-)
-@click.option("--ray-insecure", is_flag=True, help="Use a Ray cluster that requires no token.")
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Sampler and trainer give the same logprobs bit for bit: slower, and only on a GPU in bfloat16.",
-)
-@click.option(
-    "--max-tokens",
-    "--max-length",
-    "max_length",
-    cls=RenamedOption,
-    type=click.IntRange(min=2),
-    help="Longest sequence; default: the model's own.",
-)
-@click.option(
-    "--kv-gib",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Memory for the KV cache, in GiB; it also bounds the length of prompt and completion. "
-    "Default: a share of --memory-gib on a CPU, half of what is free on a GPU.",
-)
-@click.option(
-    "--memory-gib",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Total memory of the engine on a CPU, in GiB. "
-    "Default: 4, or three copies of the weights and 2.4 GiB where that is more.",
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where checkpoints are kept; default: engine/ in the Hermes home.",
-)
-@click.option(
-    "--timeout",
-    "--client-timeout",
-    "client_timeout_s",
-    cls=RenamedOption,
-    default=300.0,
-    show_default=True,
-    type=click.FloatRange(min=1),
-    help="Seconds without a request after which a client's adapters are freed.",
-)
-@click.option(
-    "--parser",
-    "--tool-parser",
-    "tool_parser",
-    cls=RenamedOption,
-    default="hermes",
-    show_default=True,
-    help="Tool-call format of the model in chat; hermes renders the tools as text.",
-)
-@click.option(
-    "--no-token",
-    is_flag=True,
-    help="On loopback without HERMES_ENGINE_TOKEN: answer every user of this machine, not only you.",
-)
+@model_options(EngineServeOptions)
 @stored_variables
-def serve(
-    model: str,
-    host: str,
-    port: int,
-    device: str,
-    dtype: str,
-    quantize: str | None,
-    max_adapters: int,
-    replicas: str,
-    tensor_parallel_size: int,
-    ray_address: str | None,
-    ray_insecure: bool,
-    exact: bool,
-    max_length: int | None,
-    kv_gib: float | None,
-    memory_gib: float | None,
-    state_dir: Path | None,
-    client_timeout_s: float,
-    tool_parser: str,
-    no_token: bool,
-) -> None:
+def serve(options: EngineServeOptions) -> None:
     """Serve one base model and many adapters until interrupted.
 
     Clients set TINKER_BASE_URL to its address and TINKER_API_KEY to any key that begins with tml-; OpenAI
@@ -190,33 +57,33 @@ def serve(
 
     log_to_stderr(logging.WARNING)
     logging.getLogger("hermes").setLevel(logging.INFO)
-    folder, names = _find_model(model)
-    options = ServerOptions(
+    folder, names = _find_model(options.model)
+    server = ServerOptions(
         engine=EngineOptions(
             model=folder,
-            device=device,
-            dtype=dtype,
-            quantize=quantize,
-            max_adapters=max_adapters,
-            max_length=max_length,
-            kv_bytes=None if kv_gib is None else int(kv_gib * 2**30),
-            memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
-            exact=exact,
-            tensor_parallel_size=tensor_parallel_size,
+            device=_device(options.device),
+            dtype=options.dtype,
+            quantize=options.quantize,
+            max_adapters=options.max_adapters,
+            max_length=options.max_length,
+            kv_bytes=None if options.kv_gib is None else int(options.kv_gib * 2**30),
+            memory_bytes=None if options.memory_gib is None else int(options.memory_gib * 2**30),
+            exact=options.exact,
+            tensor_parallel_size=options.tensor_parallel_size,
         ),
         names=names,
-        state_dir=state_dir or home() / "engine",
-        host=host,
-        port=port,
+        state_dir=options.state_dir or home() / "engine",
+        host=options.host,
+        port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
-        client_timeout_s=client_timeout_s,
-        parser=get_parser(tool_parser).name,
-        any_user=no_token,
-        replicas=_replica_count(replicas),
-        ray_address=ray_address,
-        ray_insecure=ray_insecure,
+        client_timeout_s=options.client_timeout,
+        parser=get_parser(options.tool_parser).name,
+        any_user=options.no_token,
+        replicas=_replica_count(options.replicas),
+        ray_address=options.ray_address,
+        ray_insecure=options.ray_insecure,
     )
-    if no_token and options.token is None:
+    if options.no_token and server.token is None:
         click.echo(
             "--no-token: every user of this machine can use, download and delete the adapters", err=True
         )
@@ -228,7 +95,7 @@ def serve(
 
     sign.start(f"loading {names[0]}")
     try:
-        serve(options, announce)
+        serve(server, announce)
     finally:
         sign.stop()
     report_stop("engine serve")
@@ -373,13 +240,11 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 
 
 @engine.command()
-@add_options(*_MODEL_OPTIONS)
+@model_options(ModelOptions)
 @click.option("--no-baseline", is_flag=True, help="Do not measure transformers and PEFT as well.")
 @json_option
 @stored_variables
-def bench(
-    model: str, device: str, dtype: str, quantize: str | None, no_baseline: bool, as_json: bool
-) -> None:
+def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
     """Measure generation and training on this machine.
 
     Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
@@ -397,11 +262,17 @@ def bench(
     from hermes.engine.bench.run import bench as measure
     from hermes.engine.info import EngineOptions
 
-    folder, _ = _find_model(model)
-    options = EngineOptions(folder, device=device, dtype=dtype, quantize=quantize)
-    with waiting(f"measuring {model}"):
-        report = measure(options, baseline=not no_baseline)
+    folder, _ = _find_model(options.model)
+    engine_options = EngineOptions(
+        folder, device=_device(options.device), dtype=options.dtype, quantize=options.quantize
+    )
+    with waiting(f"measuring {options.model}"):
+        report = measure(engine_options, baseline=not no_baseline)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
+
+
+def _device(name: str) -> str:
+    return DeviceChoice().convert(name, None, click.get_current_context())
 
 
 def _replica_count(text: str) -> int | None:

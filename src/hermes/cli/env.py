@@ -256,7 +256,7 @@ def _check_replica_options(mode: str, count: int | None, ray_address: str | None
 def _replica_arguments(
     environment: str | None, settings: tuple[str, ...], folders: tuple[Path, ...], package: str | None
 ) -> tuple[str, ...]:
-    """Of `hermes`, for every replica; they may run in another folder, or on a machine with another home."""
+    """The arguments of `hermes` for every replica, which may run in another folder or under another home."""
     if package is None and environment is None:
         raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
     if package is None and environment is not None:

@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "engine serve": ("hermes engine serve --model hermes/smollm2 --port 8001",),
     "env": (
-        "hermes rl config --env calculator",
+        "hermes env list",
         "hermes env check calculator",
         "hermes env debug calculator",
         "hermes env process calculator --env.total_steps 4 --openai.base_url http://127.0.0.1:8000/v1",

@@ -63,7 +63,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "models": ("hermes.cli.setup.models:models", "List the providers and the bundled model."),
     "improve": (
-        "hermes.cli.policy.improve:improve",
+        "hermes.cli.policy.improve:improve_policy",
         "Learn from new ratings and promote the policy only if it is better.",
     ),
     "policy": (

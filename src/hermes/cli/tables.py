@@ -41,7 +41,7 @@ def columns(
 
 
 def _width(table: Sequence[Sequence[str]], used: Sequence[int]) -> int:
-    """Of all used columns but the last."""
+    """The width of all used columns but the last."""
     return sum(max(len(row[index]) for row in table) + 2 for index in used[:-1])
 
 

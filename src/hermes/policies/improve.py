@@ -17,6 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict
+
+from hermes.config.option import option
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
 from hermes.core.clock import now_ms
@@ -24,6 +27,7 @@ from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.trl import preference_row, unpaired_row
 from hermes.data.preference.pairs import PreferencePair
 from hermes.disk.files import atomic_write, ensure_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError, UsageError
 from hermes.policies.answers import AnswerPair, answer_both
 from hermes.policies.report import ImprovementFacts, verdict_line, write_report
@@ -62,31 +66,38 @@ _ANSWERS_PER_PROMPT = 8
 _NO_RLHF = "--method dpo, which learns from pairs of any form"
 
 
-@dataclass(frozen=True)
-class ImproveSettings:
-    base_model: str = "hermes/smollm2"
-    method: Method | None = None
-    """None: chosen by how much there is."""
-    error_rate: float = DEFAULT_ERROR_RATE
-    """Over all candidates against one policy."""
-    eval_share: float = 0.3
-    """Share of tasks whose ratings are held out."""
-    seed: int = 0
-    rank: int = 32
-    learning_rate: float | None = None
-    epochs: int = 3
-    max_steps: int | None = None
-    batch_size: int = 16
-    """Rows a step; with RLHF prompts a step."""
-    max_tokens: int = 2048
-    answer_tokens: int = 200
-    examples: int = 16
-    """Held-out tasks that both policies answer; 0: none."""
-    device: str = "auto"
-    service: str | None = None
-    """An engine or service that runs already; None: an engine is started."""
-    everything: bool = False
-    """Learn from all ratings, not only from those since the current policy."""
+class ImproveSettings(BaseModel):
+    """The options of `hermes improve`, declared once (`config/option.py`)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    method: Method | None = option(None, "How to learn; chosen by the number of ratings if unset.")
+    error_rate: float = option(
+        DEFAULT_ERROR_RATE,
+        "Chance of promoting one that is no better, over all candidates against one policy.",
+        gt=0,
+        le=0.5,
+    )
+    eval_share: float = option(
+        0.3, "Share of tasks whose ratings are held out for the decision.", gt=0, le=0.9
+    )
+    everything: bool = option(False, "All ratings, not only those since the last time.", "--all")
+    base_model: str = option("hermes/smollm2", "Name of the base model.")
+    service: str | None = option(
+        None, "An engine or service that runs already.", former=("--base-url",), metavar="URL"
+    )
+    device: str = option("auto", "Device of the engine that is started.", metavar="[auto|cpu|cuda]")
+    rank: int = option(32, "LoRA rank.", ge=1, le=512)
+    learning_rate: float | None = option(None, "Chosen by the model's size if unset.", gt=0)
+    epochs: int = option(3, "Passes over the ratings.", ge=1)
+    max_steps: int | None = option(None, "Stop after this many steps.", ge=1)
+    batch_size: int = option(16, "Rows a step; with rlhf, prompts a step.", ge=1)
+    max_tokens: int = option(2048, "Longest sequence.", ge=1)
+    answer_tokens: int = option(200, "Longest answer that is compared.", ge=1)
+    examples: int = option(
+        16, "Most held-out tasks that both policies answer.", "--limit", former=("--examples",), ge=0
+    )
+    seed: int = option(0, "Seed of the training.")
 
 
 @dataclass(frozen=True)
@@ -236,11 +247,13 @@ def _engine(
             port = ports.choose(0, reserved=(0,))  # any: 8001 is where others look for an engine
             url = f"http://127.0.0.1:{port}"
             progress(f"the engine loads {settings.base_model}")
-            arguments = (
-                *("engine", "serve", "--model", settings.base_model, "--device", settings.device),
-                *("--port", str(port), "--state-dir", str(config.home / "engine")),
+            engine = EngineServeOptions(
+                model=settings.base_model,
+                device=settings.device,
+                port=port,
+                state_dir=config.home / "engine",
             )
-            processes.serve("engine", arguments, lambda: fetch_json(f"{url}/health") is not None)
+            processes.serve("engine", engine.arguments(), lambda: fetch_json(f"{url}/health") is not None)
         yield processes, url
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.disk.files import atomic_write, ensure_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
 from hermes.rl.process import HERMES
@@ -129,8 +130,8 @@ def serve_policy(
     registry = PolicyRegistry(config.home)
     ensure_dir(registry.folder)
     atomic_write(registry.folder / _SERVING, json.dumps({"url": url, "base_model": record.base_model}))
-    arguments = ["engine", "serve", "--model", record.base_model, "--port", str(chosen)]
-    command = [*HERMES, *arguments, "--state-dir", str(config.home / "engine")]
+    options = EngineServeOptions(model=record.base_model, port=chosen, state_dir=config.home / "engine")
+    command = (*HERMES, *options.arguments())
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
 
 

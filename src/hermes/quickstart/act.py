@@ -16,6 +16,7 @@ from typing import Generic
 
 from hermes.core.durations import duration
 from hermes.disk.files import ensure_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
@@ -92,14 +93,14 @@ class Act(Generic[Recipe]):
         with self.stage(f"the engine loads {MODEL} on {self.device}", "start"):
             port = ports.choose(ports.ENGINE_PORT)
             url = f"http://127.0.0.1:{port}"
-            self.processes.start(
-                "engine",
-                (
-                    *("engine", "serve", "--model", MODEL, "--device", self.device),
-                    *("--replicas", str(self._options.engine_replicas)),
-                    *("--port", str(port), "--state-dir", str(self.folder / "engine")),
-                ),
+            engine = EngineServeOptions(
+                model=MODEL,
+                device=self.device,
+                replicas=str(self._options.engine_replicas),
+                port=port,
+                state_dir=self.folder / "engine",
             )
+            self.processes.start("engine", engine.arguments())
             while_loading()
             self.processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
             self.engine_url = url

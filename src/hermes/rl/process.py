@@ -30,7 +30,7 @@ _GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 """Runs the command after it in the same process once a line arrives; exits if the writer dies before."""
 _POLL_S = 0.05
 TAIL_BYTES = 16_384
-"""Of a log or of the metrics, where only the end matters: several rows."""
+"""How much of a log or of the metrics is read where only the end matters: several rows."""
 
 
 @dataclass(frozen=True, slots=True)

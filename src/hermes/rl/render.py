@@ -11,7 +11,7 @@ from hermes.safety.output.columns import aligned_lines
 from hermes.safety.text import printable
 
 EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
-"""Of an evaluation, what is printed."""
+"""The metrics of an evaluation that are printed."""
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

@@ -113,7 +113,7 @@ def _preference(launch: Launch, options: RlhfOptions, reference: str | None) -> 
     if not options.preferences:
         return None
     from hermes.training.preference.examples import pair_examples
-    from hermes.training.preference.held_out import HeldOutPreference
+    from hermes.training.preference.reference import HeldOutPreference
     from hermes.training.preference.sources import from_files
 
     rows = pair_examples(

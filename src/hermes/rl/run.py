@@ -27,7 +27,7 @@ PROCESS_NAMES = ("api", "engine", "trainer", "env")
 """In starting order."""
 _MAX_EVENTS = 50
 _MAX_CRASHES = 200
-"""Of older events only crashes are kept, and not more than these."""
+"""How many crashes are kept of events that are older than those."""
 CRASH_EVENT = "crash"
 """The kind of an event that is the end of a process before its work was done."""
 _NOW = "now"

@@ -147,7 +147,7 @@ class RunConfig(_Section):
             ) from error
 
     def write(self, folder: Path) -> None:
-        """Of a run with several environments each has a file of its own; the first has the run's."""
+        """Where a run has several environments, each has a file of its own; the first has the run's."""
         for entry, environment in zip(self.run.mixture or (), self.environments(), strict=False):
             if environment.process == ENV:
                 for name in _OF_MIXTURE:

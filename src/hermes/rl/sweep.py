@@ -27,7 +27,7 @@ from hermes.rl.run import RlRun, RunState, last_step
 from hermes.rl.service import service_of
 from hermes.rl.start import current_status, start
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
+from hermes.rl.supervise.engine_process import engine_options, engine_process
 from hermes.training.monitor.eval_watcher import EVAL_SCORES
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class SweepRow:
     status: str
     steps: int
     score: float | None
-    """Of its last evaluation, else the mean reward of its last quarter; None: it has neither."""
+    """The score of its last evaluation, else the mean reward of its last quarter; None: it has neither."""
     evaluated: bool
     gain: float | None
     """The mean reward of its last quarter minus that of its first."""
@@ -117,20 +117,16 @@ def run_sweep(
     sweep_id = os.urandom(4).hex()
     folder = ensure_dir(config.home / "sweeps" / sweep_id)
     log = logs_dir(config.home) / "rl_training" / f"engine_sweep-{sweep_id}.log"
-    port = ports.choose(ports.ENGINE_PORT)
     progress(f"sweep {sweep_id}: {len(points)} runs on one engine; its log is {log}")
-    with engine_process(
-        resolved[0].model,
-        config.settings.rl.device,
-        port,
-        log,
-        folder / "engine",
-        _NO_TOKEN,
-        replace(
-            EngineProcessOptions.from_fields(resolved[0].trainer),
-            max_adapters=max(_ADAPTERS, 2 * len(points)),
-        ),
-    ) as url:
+    engine = engine_options(
+        resolved[0].trainer,
+        model=resolved[0].model,
+        device=config.settings.rl.device,
+        port=ports.choose(ports.ENGINE_PORT),
+        state_dir=folder / "engine",
+        max_adapters=max(_ADAPTERS, 2 * len(points)),
+    )
+    with engine_process(engine, log, _NO_TOKEN) as url:
         here = with_service(config, url)
         runs: list[RlRun] = []
         rows: list[SweepRow] = []

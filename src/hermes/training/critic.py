@@ -61,7 +61,7 @@ class ValuedSequence:
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
-    """Of the trained tokens."""
+    """The positions of the trained tokens."""
     reward: float
     scores: tuple[float, ...]
     """log p("good") − log p("bad") before each trained token."""
@@ -174,7 +174,7 @@ class Critic:
 
 
 def critic_metrics(batch: Sequence[ValuedSequence]) -> dict[str, float]:
-    """Of the values before the update: loss, mean, and how much of the rewards' variance they explain."""
+    """The values before the update: loss, mean, and how much of the rewards' variance they explain."""
     pairs = [(score, sequence.reward) for sequence in batch for score in sequence.scores]
     losses = [-(reward * log_sigmoid(score) + (1 - reward) * log_sigmoid(-score)) for score, reward in pairs]
     rewards = [reward for _, reward in pairs]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from hermes.config.load import Config
@@ -109,7 +109,7 @@ def train_sft(launch: Launch, options: SftOptions, selection: TrajectorySelectio
     from hermes.training.sft import SftObjective
 
     examples = _read_examples(launch.config, options, selection)
-    objective = SftObjective(examples)
+    objective = SftObjective(examples.train, examples.held_out)
     settings = offline_settings(options, objective, default_sft_rate)
     launch.progress(
         f"run {launch.run.id}: {len(examples.train)} sequences, {len(examples.held_out)} held out, "
@@ -121,7 +121,7 @@ def train_sft(launch: Launch, options: SftOptions, selection: TrajectorySelectio
 def train_on_rows(
     launch: Launch,
     options: OfflineOptions,
-    objective: OfflineObjective,
+    objective: OfflineObjective[Any],
     settings: OfflineSettings,
     left_out: Counter[str],
 ) -> TrainResult:
@@ -135,11 +135,11 @@ def train_on_rows(
 
 
 def offline_settings(
-    options: OfflineOptions, objective: OfflineObjective, default_rate: Callable[[float | None], float]
+    options: OfflineOptions, objective: OfflineObjective[Any], default_rate: Callable[[float | None], float]
 ) -> OfflineSettings:
     from hermes.training.offline import OfflineSettings, steps_of
 
-    if options.patience and not objective.has_held_out:
+    if options.patience and not objective.held_out:
         raise UsageError(
             "--patience needs held-out rows, and there are none", "add --eval-share 0.2, or more rows"
         )
@@ -151,7 +151,7 @@ def offline_settings(
         eval_every=options.eval_every,
         patience=options.patience,
     )
-    last = steps_of(objective.row_count, settings)
+    last = steps_of(len(objective.train), settings)
     return replace(settings, schedule=replace(settings.schedule, total_steps=last))
 
 
@@ -344,8 +344,7 @@ def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | Non
 
 
 def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
-    from hermes.training.monitor.eval_command import command_evaluation
-    from hermes.training.monitor.eval_environment import environments_evaluation
+    from hermes.training.monitor.evaluations import command_evaluation, environments_evaluation
 
     if options.eval_environments:
         if len(options.eval_configs) != len(options.eval_environments) or options.eval_folder is None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hermes.core.json import JSONObject
 from hermes.training.checkpoints import StateFile, exclusive_lock
@@ -59,47 +60,43 @@ class OfflineSettings:
     clip_norm: float = 1.0
 
 
-class OfflineObjective(Protocol):
+class OfflineObjective(ABC, Generic[Row]):
     """What is trained, on which rows."""
 
-    @property
-    def kind(self) -> str:
-        """The kind of run in the state file."""
-        ...
+    kind: str
+    """The kind of run in the state file."""
+
+    def __init__(self, train: Sequence[Row], held_out: Sequence[Row] = ()) -> None:
+        self.train = train
+        self.held_out = held_out
 
     @property
-    def row_count(self) -> int: ...
-    @property
-    def has_held_out(self) -> bool: ...
-    @property
+    @abstractmethod
     def probe(self) -> Sequence[int]:
         """The tokens on which trainer and sampler are compared."""
-        ...
 
     @property
+    @abstractmethod
     def identity(self) -> Mapping[str, object]:
         """What a resumed run must have in common with the one on disk, beside its adapter and batch size."""
-        ...
 
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
         """Called before the first step, and again after the engine was lost."""
-        ...
 
     def close(self) -> None:
         """Frees what `prepare` opened."""
-        ...
 
+    @abstractmethod
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
         """Adds the gradients of one step; its metrics, with `train/loss`."""
-        ...
 
+    @abstractmethod
     def evaluate(self, client: AdapterClient) -> dict[str, float]:
         """Metrics of the held-out rows, with `eval/loss`; called only if there are any."""
-        ...
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """What the progress line shows beside the losses; may be empty."""
-        ...
+        return ""
 
 
 def steps_of(rows: int, settings: OfflineSettings) -> int:
@@ -120,7 +117,7 @@ def rows_of_step(rows: Sequence[Row], step: int, batch_size: int, seed: int) -> 
 
 def train_offline(
     run: TrainingRunSpec,
-    objective: OfflineObjective,
+    objective: OfflineObjective[Any],
     settings: OfflineSettings,
     sinks: Sinks,
     progress: ProgressCallback,
@@ -136,14 +133,14 @@ def train_offline(
 
 def _attempt(
     run: TrainingRunSpec,
-    objective: OfflineObjective,
+    objective: OfflineObjective[Any],
     settings: OfflineSettings,
     sinks: Sinks,
     progress: ProgressCallback,
     stop: threading.Event,
 ) -> TrainResult:
     state = StateFile(run.folder).read(objective.kind, _identity(run, objective, settings))
-    last = steps_of(objective.row_count, settings)
+    last = steps_of(len(objective.train), settings)
     if state.finished and state.step >= last:
         return result_of(state, {})
     with (
@@ -163,7 +160,7 @@ class _OfflineLoop:
     def __init__(
         self,
         session: TrainingSession,
-        objective: OfflineObjective,
+        objective: OfflineObjective[Any],
         settings: OfflineSettings,
         last: int,
         progress: ProgressCallback,
@@ -206,7 +203,7 @@ class _OfflineLoop:
         optimizer = client.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
         metrics |= {f"optim/{name.partition(':')[0]}": value for name, value in optimizer.items()}
         check_gradient(metrics[LOSS], metrics.get("optim/grad_norm"))
-        if self._objective.has_held_out and (step % settings.eval_every == 0 or due):
+        if self._objective.held_out and (step % settings.eval_every == 0 or due):
             metrics |= self._evaluate()
         metrics["time/step_s"] = time.monotonic() - began_s
         return metrics
@@ -236,7 +233,9 @@ class _OfflineLoop:
         return figures + self._pace.left(step)
 
 
-def _identity(run: TrainingRunSpec, objective: OfflineObjective, settings: OfflineSettings) -> JSONObject:
+def _identity(
+    run: TrainingRunSpec, objective: OfflineObjective[Any], settings: OfflineSettings
+) -> JSONObject:
     identity: JSONObject = {
         "base_model": run.lora.base_model,
         "rank": run.lora.rank,

@@ -48,7 +48,7 @@ class PolicyRecord:
     ratings_until_ms: int = 0
     """Time of the newest rating that was considered."""
     decision: str = ""
-    """Of the comparison with its parent: better, worse, undecided."""
+    """The result of the comparison with its parent: better, worse, undecided."""
     report: str | None = None
     """Folder of the report."""
     facts: JSONObject = field(default_factory=dict)

@@ -22,10 +22,17 @@ from hermes.core.json import JSONObject
 from hermes.serving.trajectory_api import DEFAULT_URL
 from hermes.training.checkpoints import StateFile, exclusive_lock
 from hermes.training.critic import Critic, CriticConfig, open_critic
-from hermes.training.data.api import LEASE_S, LeasedBatch, NoBatch, TrainerApi
+from hermes.training.data.api import (
+    ENV_PATIENCE_S,
+    LEASE_S,
+    BatchWait,
+    LeasedBatch,
+    NoBatch,
+    NoEnvironmentError,
+    TrainerApi,
+)
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.data.correction import IMPORTANCE_SAMPLING
-from hermes.training.data.waiting import ENV_PATIENCE_S, BatchWait, NoEnvironmentError
 from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
@@ -229,7 +236,7 @@ class RlLoop:
         self._update = Update(session.client, settings)
         self._batch_guard = BatchGuard(has_updates=session.state.step > 0)
         self._rewards: list[float] = []
-        """Of the steps since the last checkpoint."""
+        """The rewards of the steps since the last checkpoint."""
         services.eval_watcher.record_published(session.state.step)
         if services.guard is not None:
             services.guard.replay(read_rows(session.run.folder, session.state.step))

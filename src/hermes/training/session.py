@@ -68,7 +68,7 @@ class TrainResult:
     """To sample from: tinker://…/sampler_weights/…"""
     best: CheckpointRecord | None
     metrics: dict[str, float]
-    """Of the last step of this process; empty if the run had ended before."""
+    """The metrics of this process's last step; empty if the run had ended before."""
 
 
 class TrainingSession:

@@ -91,5 +91,5 @@ def _run_weights(folder: Path) -> str:
 
 
 def start_checkpoint(state: TrainingState) -> CheckpointRecord:
-    """Of a run on stored rows the best by held-out loss, if it has one; of an RL run the newest."""
+    """The best by held-out loss of a run on stored rows, if it has one; the newest of an RL run."""
     return state.best if state.kind != "rl" and state.best else state.kept[-1]

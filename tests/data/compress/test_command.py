@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from hermes.cli.compress.run import parse_query
-from hermes.cli.compress.text import analysis_text
+from hermes.cli.compress.run import analysis_text, parse_query
 from hermes.cli.older import convert_switches
 from hermes.data.compress.run.inputs import file_items, find_files
 from hermes.errors import UsageError

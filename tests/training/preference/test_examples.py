@@ -20,8 +20,8 @@ from hermes.training.preference.examples import (
     render_completion,
     unpaired_examples,
 )
-from hermes.training.preference.files import read_preference_files
 from hermes.training.preference.readout import ReadOut, rating_prompt, readout_tokens
+from hermes.training.preference.sources import read_preference_files
 
 ASKED = (Message.system("Be brief."), Message.user("What is 12 * 4?"))
 TOOLS = ({"name": "calculator", "description": "Computes.", "parameters": {"type": "object"}},)

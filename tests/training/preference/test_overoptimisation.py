@@ -14,7 +14,7 @@ from hermes.training.monitor.overoptimisation import (
     OveroptimisationGuard,
     read_rows,
 )
-from hermes.training.preference.held_out import agreement
+from hermes.training.preference.reference import agreement
 
 
 def first_stop(proxies: list[float], truths: list[float]) -> int | None:

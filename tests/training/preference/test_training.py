@@ -12,7 +12,7 @@ import pytest
 
 from hermes.errors import UsageError
 from hermes.training.checkpoints import StateFile
-from hermes.training.data.sft_examples import SftExample, SftExamples
+from hermes.training.data.sft_examples import SftExample
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.offline import OfflineObjective, OfflineSettings, train_offline
 from hermes.training.preference.dpo import DpoObjective
@@ -20,12 +20,11 @@ from hermes.training.preference.examples import RenderedCompletion
 from hermes.training.preference.kto import balanced_weights
 from hermes.training.preference.losses import DpoConfig
 from hermes.training.preference.reference import BASE, CROSS_ENTROPY, gradient_datums, policy_logprobs
-from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import Schedule
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec
-from hermes.training.sft import SftObjective, sft_datums
+from hermes.training.sft import ReplayObjective, ReplayRows, SftObjective, sft_datums
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
 from tests.training.preference.rows import pair_rows, unpaired_rows
@@ -107,7 +106,7 @@ def test_replayed_rows_keep_a_skill_that_the_verdicts_alone_unlearn(make_run: Ma
     ]
     settings = OfflineSettings(Schedule(0.01), epochs=99, batch_size=8, max_steps=20)
     warm = make_run(f"{kind}-skill")
-    taught = train_offline(warm, SftObjective(SftExamples(skill)), settings, Sinks([]), lambda line: None)
+    taught = train_offline(warm, SftObjective(skill), settings, Sinks([]), lambda line: None)
     losses = {}
     for name, weight in (("alone", 0.0), ("replay", 1.0)):
         run = make_run(f"{kind}-{name}")

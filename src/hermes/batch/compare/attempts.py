@@ -24,7 +24,7 @@ class Divergence:
     left: Attempt
     right: Attempt
     difference: Difference
-    """Of the conversations without their system messages, which may name different workspaces."""
+    """Where the conversations part, without their system messages, which may name different workspaces."""
 
     def to_json(self) -> JSONObject:
         return {

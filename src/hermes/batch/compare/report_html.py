@@ -21,7 +21,7 @@ _MAX_DIVERGENCES = 200
 _MAX_MESSAGES = 6
 """Shown on each side of a divergence."""
 _MAX_CHARS = 2_000
-"""Of one text in a divergence."""
+"""The longest text that a divergence shows."""
 _PROMPT_CHARS = 160
 
 

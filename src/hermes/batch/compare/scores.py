@@ -88,10 +88,10 @@ class Score:
     cost_usd: float | None
     """None if any price is unknown."""
     latency_p50_ms: float | None
-    """Of model calls."""
+    """The median time of a model call."""
     latency_p90_ms: float | None
     duration_p50_s: float | None
-    """Of samples."""
+    """The median time of a sample."""
 
 
 @dataclass(frozen=True, slots=True)

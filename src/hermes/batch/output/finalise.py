@@ -26,8 +26,7 @@ from hermes.batch.output import card
 from hermes.batch.output.statistics import DUPLICATE, StatisticsTally
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
-from hermes.batch.run_lock import hold_run
-from hermes.batch.spec import RunSpec
+from hermes.batch.spec import RunSpec, hold_run
 from hermes.batch.tasks import Dataset
 from hermes.core import JSONObject
 from hermes.data.export.sink import RowSink, encode, open_shards, open_sink

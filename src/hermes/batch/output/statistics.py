@@ -188,7 +188,7 @@ def percentiles(values: Sequence[float]) -> JSONObject | None:
 
 
 def spread(counts: Counter[int]) -> JSONObject | None:
-    """Of whole numbers and how often each occurs."""
+    """The spread of whole numbers, from how often each occurs."""
     if not counts:
         return None
     ordered = sorted(counts.elements())

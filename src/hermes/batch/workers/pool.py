@@ -18,11 +18,10 @@ from typing import Protocol
 
 from hermes.batch.attempt import interrupted_cost_usd
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
-from hermes.batch.overview import recorded_cost_usd
+from hermes.batch.overview import recorded_cost_usd, write_start
 from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import RunSpec
-from hermes.batch.start_record import write_start
 from hermes.batch.tasks import Dataset
 from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
 from hermes.batch.workers.process import ProcessWorkers

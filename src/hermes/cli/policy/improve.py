@@ -1,109 +1,103 @@
-"""`hermes improve`: from ratings to a tested policy, in one command."""
+"""`hermes improve`: from ratings to a tested policy, in one command; once or whenever there are enough."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import DeviceChoice, RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.model_options import model_options
+from hermes.cli.options import DeviceChoice, json_option, stored_variables
+from hermes.config.option import option
+from hermes.policies.improve import ImproveSettings, improve, new_ratings
 
-_POSITIVE = click.IntRange(min=1)
+if TYPE_CHECKING:
+    from hermes.policies.improve import Improvement
+
+_POLL_S = 3.0
 
 
-@click.command()
-@add_options(
-    click.option(
-        "--method",
-        type=click.Choice(["dpo", "kto", "rlhf"]),
-        help="How to learn; chosen by the number of ratings if unset.",
-    ),
-    click.option(
-        "--error-rate",
-        default=0.01,
-        show_default=True,
-        type=click.FloatRange(0, 0.5, min_open=True),
-        help="Chance of promoting one that is no better, over all candidates against one policy.",
-    ),
-    click.option(
-        "--eval-share",
-        default=0.3,
-        show_default=True,
-        type=click.FloatRange(0, 0.9, min_open=True),
-        help="Share of tasks whose ratings are held out for the decision.",
-    ),
-    click.option(
-        "--all", "everything", is_flag=True, help="All ratings, not only those since the last time."
-    ),
-    click.option("--reward", metavar="FILE.py:FUNCTION", help="Scores answers to held-out tasks."),
-    click.option("--judge", metavar="MODEL", help="Chat model that scores answers instead, from 1 to 5."),
-    click.option("--reward-model", metavar="URL", help="Served reward model that scores answers instead."),
-    click.option("--rubric", help="What the judge is to look at."),
-    click.option("--base-model", default="hermes/smollm2", show_default=True, help="Name of the base model."),
-    click.option(
-        "--service",
-        "--base-url",
-        "service",
-        cls=RenamedOption,
-        metavar="URL",
-        help="An engine or service that runs already.",
-    ),
-    click.option(
-        "--device",
-        type=DeviceChoice(),
-        default="auto",
-        show_default=True,
-        help="Device of the engine that is started.",
-    ),
-    click.option("--rank", default=32, show_default=True, type=_POSITIVE, help="LoRA rank."),
-    click.option(
-        "--learning-rate",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Chosen by the model's size if unset.",
-    ),
-    click.option("--epochs", default=3, show_default=True, type=_POSITIVE, help="Passes over the ratings."),
-    click.option("--max-steps", type=_POSITIVE, help="Stop after this many steps."),
-    click.option(
-        "--batch-size",
-        default=16,
-        show_default=True,
-        type=_POSITIVE,
-        help="Rows a step; with rlhf, prompts a step.",
-    ),
-    click.option("--max-tokens", default=2048, show_default=True, type=_POSITIVE, help="Longest sequence."),
-    click.option(
-        "--answer-tokens",
-        default=200,
-        show_default=True,
-        type=_POSITIVE,
-        help="Longest answer that is compared.",
-    ),
-    click.option(
-        "--limit",
-        "--examples",
-        "examples",
-        cls=RenamedOption,
-        default=16,
-        show_default=True,
-        type=click.IntRange(min=0),
-        help="Most held-out tasks that are answered.",
-    ),
-    click.option("--seed", default=0, show_default=True, help="Seed of the training."),
-    click.option("--watch", is_flag=True, help="Wait for ratings, and improve whenever there are enough."),
-    click.option(
-        "--min-new", default=50, show_default=True, type=_POSITIVE, help="New ratings that --watch waits for."
-    ),
-)
+class ImproveOptions(ImproveSettings):
+    reward: str | None = option(None, "Scores answers to held-out tasks.", metavar="FILE.py:FUNCTION")
+    judge: str | None = option(None, "Chat model that scores answers instead, from 1 to 5.", metavar="MODEL")
+    reward_model: str | None = option(None, "Served reward model that scores answers instead.", metavar="URL")
+    rubric: str | None = option(None, "What the judge is to look at.")
+    watch: bool = option(False, "Wait for ratings, and improve whenever there are enough.")
+    min_new: int = option(50, "New ratings that --watch waits for.", ge=1)
+
+
+@click.command("improve")
+@model_options(ImproveOptions)
 @json_option
 @stored_variables
-def improve(**params: Any) -> None:
+def improve_policy(options: ImproveOptions, as_json: bool) -> None:
     """Learn from the ratings since the last time, compare with the current policy, promote only if better.
 
     The decision is a sequential test on held-out ratings; a report says what was learned and what got worse.
     """
-    from hermes.cli.policy.improve_run import run_improve, watch
-
-    if params["watch"]:
-        watch(params)
+    device = DeviceChoice().convert(options.device, None, click.get_current_context())
+    options = options.model_copy(update={"device": device})
+    if options.watch:
+        _watch(options, as_json)
     else:
-        run_improve(params)
+        _improve_once(options, as_json)
+
+
+def _improve_once(options: ImproveOptions, as_json: bool) -> Improvement:
+    from hermes.cli.rating.auto import open_rater
+    from hermes.cli.terminal.progress import ProgressLines
+    from hermes.config.load import load
+    from hermes.config.paths import db_path
+    from hermes.errors import UsageError
+    from hermes.store import Reader
+
+    config = load()
+    raters = [name for name in (options.reward, options.judge, options.reward_model) if name]
+    if len(raters) > 1:
+        raise UsageError("one rater of held-out answers is enough", "--reward, --judge or --reward-model")
+    if options.reward and ":" not in options.reward:
+        raise UsageError(
+            f"--reward {options.reward}: stored rewards cannot score new answers", "FILE.py:FUNCTION"
+        )
+    with Reader(db_path(config.home)) as reader, ProgressLines(to_stderr=as_json) as progress:
+        progress.wait_for("reading the ratings")
+        rater, model = open_rater(config, options.model_dump(), reader) if raters else (None, None)
+        try:
+            result = improve(config, options, rater, progress)
+        finally:
+            if model is not None:
+                asyncio.run(model.close())
+    if as_json:
+        record = result.record
+        facts = {"policy": record.id, "promoted": result.promoted, "decision": record.decision}
+        click.echo(json.dumps({**facts, "figures": record.facts, "report": str(result.report)}))
+    else:
+        click.echo(result.sentence)
+        click.echo(f"report  {result.report}")
+    return result
+
+
+def _watch(options: ImproveOptions, as_json: bool) -> None:
+    """Improves until Ctrl-C. A run that has too little to learn from waits for more."""
+    from hermes.config.load import load
+    from hermes.errors import UsageError
+
+    config, needed, printed = load(), options.min_new, -1
+    while True:
+        count = new_ratings(config)
+        if count >= needed:
+            try:
+                _improve_once(options, as_json)
+            except UsageError as error:
+                click.echo(error.message, err=as_json)
+                needed = count + options.min_new
+            else:
+                needed = options.min_new
+        elif count != printed:
+            line = f"{count} of {needed} new ratings; waiting for more (Ctrl-C ends)"
+            click.echo(line, err=as_json)
+            printed = count
+        time.sleep(_POLL_S)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
+import termios
 import time
-from collections.abc import Mapping
+import tty
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
 
 from hermes.cli import question
-from hermes.cli.rating.items import show_item, steps_to_rate
-from hermes.cli.rating.keys import key_mode, line_mode, read_key
 from hermes.cli.rating.record import describe, open_desk, rater_name
+from hermes.cli.render import render_message, render_step
 from hermes.cli.tables import columns
 from hermes.config.load import load
 from hermes.config.paths import db_path
-from hermes.core import Rating
+from hermes.core import Message, Rating, StepKind, Trajectory
+from hermes.data.diff import compare
+from hermes.data.preference.pairs import rest_of_turn
 from hermes.errors import UsageError
 from hermes.ratings import QueueItem, QueueRule, QueueSettings, RatingDesk, RatingDraft, RatingMode
 from hermes.safety.text import printable
@@ -50,6 +56,8 @@ _HELP = {
     RatingMode.STEP: "+ good  - bad  0 neutral  b first bad step",
 }
 _ALWAYS = "s skip  u undo  c comment  q quit  ? help"
+_ESCAPE_S = 0.05
+_MOST_BYTES = 16
 
 
 def make_queue(conditions: Filter, params: Mapping[str, Any]) -> None:
@@ -225,3 +233,75 @@ class KeyboardRater:
         self.desk.release(item.queue, item.item, self.rater)
         click.echo(f"taken back: {describe(last)}")
         return True
+
+
+def show_item(reader: Reader, item: QueueItem, step: int | None) -> str:
+    trajectory = reader.get(item.trajectory_id)
+    if item.other_id is None:
+        return _single(trajectory, step)
+    rival = reader.get(item.other_id)
+    first, second = (trajectory, rival) if item.shown_first == item.trajectory_id else (rival, trajectory)
+    difference = compare(first, second)
+    shared = [_line(message) for message in first.messages[: difference.shared]]
+    sides = (("first (a)", difference.left), ("second (b)", difference.right))
+    parts = ["\n\n".join(shared) or "(nothing in common)"]
+    for title, messages in sides:
+        turn = rest_of_turn(messages) or messages
+        body = "\n\n".join(_line(message) for message in turn) or "(ends here)"
+        parts.append(f"{click.style(f'── {title} ──', bold=True)}\n{body}")
+    return "\n\n".join(parts)
+
+
+def steps_to_rate(trajectory: Trajectory) -> list[int]:
+    """The model's own steps."""
+    return [step.index for step in trajectory.steps if step.kind is StepKind.MODEL]
+
+
+def _single(trajectory: Trajectory, step: int | None) -> str:
+    steps = [entry for entry in trajectory.steps if not entry.ephemeral]
+    if step is not None:
+        steps = [entry for entry in steps if entry.index <= step]
+    text = "\n".join(render_step(entry) for entry in steps)
+    return text if step is None else f"{text}\n\n{click.style(f'step {step}?', bold=True)}"
+
+
+def _line(message: Message) -> str:
+    return f"{click.style(message.role.value, bold=True)}\n{render_message(message)}"
+
+
+@contextmanager
+def key_mode() -> Iterator[None]:
+    """Keys arrive one by one and are not echoed. Ctrl-C still interrupts."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor, termios.TCSANOW)  # what was typed ahead stays
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+@contextmanager
+def line_mode() -> Iterator[None]:
+    """Inside `key_mode`: lines, edited and echoed as usual."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    lines = termios.tcgetattr(descriptor)
+    lines[3] |= termios.ICANON | termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, lines)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def read_key() -> str:
+    """One key; an arrow is its whole escape sequence; Ctrl-D if the terminal is gone."""
+    descriptor = sys.stdin.fileno()
+    data = os.read(descriptor, 1)
+    if data == b"\x1b":
+        while len(data) < _MOST_BYTES and select.select([descriptor], [], [], _ESCAPE_S)[0]:
+            data += os.read(descriptor, 1)
+            if len(data) > 2 and data[-1:].isalpha():
+                break
+    return data.decode("ascii", "replace") or "\x04"

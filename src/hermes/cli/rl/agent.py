@@ -1,4 +1,4 @@
-"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools. It takes the flags of the older `rl_cli`."""
+"""`hermes rl "TASK"`: the agent, with the ten `rl_*` tools. It takes the flags of hermes-agent's `rl_cli`."""
 
 from __future__ import annotations
 

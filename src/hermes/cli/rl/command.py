@@ -15,8 +15,7 @@ import click
 
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import check_signal, doctor, preflight, test
-from hermes.cli.rl.inspect import alerts, diff, print_differences
+from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -29,10 +28,16 @@ if TYPE_CHECKING:
 _run_argument = click.argument("run_id")
 
 
+_FORMER = {"runs": ("status", "--all"), "diff": ("results",)}
+"""Former command → its words now."""
+
+
 class TaskGroup(click.Group):
     """A group that passes a task, which is not one of its commands, to the agent."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in _FORMER:
+            args = [*_FORMER[args[0]], *args[1:]]
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             if not args[0].startswith("-") and " " not in args[0].strip():
                 from hermes.core.names import did_you_mean, nearest
@@ -51,7 +56,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (test, preflight, doctor, alerts, diff, plan, sweep, weights, serve):
+for _command in (test, preflight, doctor, alerts, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 
@@ -344,12 +349,3 @@ def results(run_ids: tuple[str, ...], as_json: bool) -> None:
     click.echo(
         json.dumps(report, indent=2, ensure_ascii=False, default=str) if as_json else results_text(report)
     )
-
-
-@rl.command(hidden=True)
-@json_option
-def runs(as_json: bool) -> None:
-    """The same as `hermes rl status --all`."""
-    from hermes.rl.render import runs_text
-
-    click.echo(runs_text(_config().home, as_json))

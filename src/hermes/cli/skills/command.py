@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.options import CommandGroup, json_option
-from hermes.cli.skills.check import check
-from hermes.cli.skills.learn import learn
+from hermes.cli.options import CommandGroup, folder_option, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,10 +25,6 @@ def skills() -> None:
     A skill is named by its name or an alias, alone or after category/ or category/area/:
     official/mlops/training/axolotl and axolotl are the same one.
     """
-
-
-skills.add_command(check)
-skills.add_command(learn)
 
 
 @skills.command()
@@ -152,3 +147,79 @@ def _echo(text: str, *, err: bool = False) -> None:
     from hermes.safety.text import printable
 
     click.echo(printable(text), err=err)
+
+
+@skills.command()
+@click.argument("reference", metavar="RUN|TRAJECTORY")
+@click.option("--name", help="Name of the skill; default: from the task's words.")
+@folder_option("Folder for the draft.")
+@json_option
+def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> None:
+    """Draft a skill from work that went well, for you to edit.
+
+    Of a run the best trajectory is taken. The draft goes to DIR/NAME/SKILL.md (default: the current
+    folder); it is not installed. Edit it, then: hermes skills install DIR/NAME
+    """
+    from hermes.config.load import load
+    from hermes.config.paths import db_path
+    from hermes.disk.files import atomic_write
+    from hermes.errors import UsageError
+    from hermes.skills.install import check_content
+    from hermes.skills.learn import choose_trajectory, draft_skill
+    from hermes.skills.skill import SKILL_FILE
+    from hermes.store import Reader
+
+    with Reader(db_path(load().home)) as reader:
+        draft = draft_skill(choose_trajectory(reader, reference), name)
+    check_content(draft.name, draft.text)
+    file = (out or Path()) / draft.name / SKILL_FILE
+    if file.exists():
+        raise UsageError(f"{file} exists already.", "Choose another --name or --output.")
+    atomic_write(file, draft.text)
+    if as_json:
+        values = {"name": draft.name, "trajectory": draft.trajectory_id, "file": str(file)}
+        click.echo(json.dumps(values, ensure_ascii=False))
+        return
+    click.echo(f"drafted {file} from trajectory {draft.trajectory_id}")
+    click.echo(f"Edit it, then: hermes skills install {file.parent}")
+
+
+@skills.command()
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@json_option
+@click.pass_context
+def check(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
+    """Check skills: their form, their files, what they need.
+
+    A skill fails if its SKILL.md is malformed, or if its files are not those that were installed. Programs
+    and variables that it needs and this machine lacks are named. Without a NAME every skill is checked.
+
+    Exits with 1 if a skill failed.
+    """
+    from hermes.cli.tables import table_lines
+    from hermes.config.load import load
+    from hermes.skills import list_skills
+    from hermes.skills.install import check as check_files
+
+    config = load()
+    findings = check_files(config.home, config.environ)
+    if names:
+        by_name = {finding.name: finding for finding in findings}
+        catalogue = list_skills(config.home)
+        findings = [by_name.get(name) or by_name[catalogue.find(name).name] for name in names]
+    if as_json:
+        values = [
+            {
+                "name": finding.name,
+                "state": "failed" if finding.problems else "ok",
+                "ok": not finding.problems,
+                "problems": [{"file": "", "line": 0, "problem": text} for text in finding.problems],
+                "missing": list(finding.missing),
+            }
+            for finding in findings
+        ]
+        click.echo(json.dumps(values, ensure_ascii=False))
+    else:
+        for line in table_lines([("skill", "result"), *((entry.name, entry.state) for entry in findings)]):
+            click.echo(line)
+    ctx.exit(1 if any(finding.problems for finding in findings) else 0)

@@ -11,22 +11,22 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from hermes.config.paths import logs_dir
+from hermes.core.sequence import MASKED
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError
-from hermes.rl.checks.estimate import estimate, update_seconds
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
 from hermes.rl.checks.replica_memory import missing_memory
 from hermes.rl.machine import has_gpu
-from hermes.rl.service import service_of
+from hermes.rl.service import LOCAL_KEY, service_of
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions, engine_process
+from hermes.rl.supervise.engine_process import engine_options, engine_process
 from hermes.training.data.advantages import has_signal
 from hermes.training.schedule import default_rl_rate, parameters_of
 from hermes.training.service.client import connection
@@ -34,6 +34,7 @@ from hermes.training.service.client import connection
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
+    from hermes.rl.config.fields import TrainerFields
     from hermes.rl.config.resolve import Resolved
 
 GROUPS, SECONDS = 4, 60.0
@@ -46,6 +47,12 @@ _MIN_DISTINCT, _TEMPERATURE_STEP, _MAX_TEMPERATURE = 0.5, 0.2, 1.4
 """If a smaller share of a group's answers differ, a higher temperature is suggested; by how much."""
 _NO_TOKEN = {"HERMES_ENGINE_TOKEN": ""}
 """The engine listens on loopback only, so it needs no token."""
+_PROCESSES_GB = 1.3
+"""Memory of engine, trainer, environment and API without a model."""
+_TRAINED_AT_ONCE = 1024
+"""Tokens of one training micro-batch on a CPU."""
+_KNOWN_PARAMETERS, _KNOWN_ACTIVATIONS = 135e6, 322e3
+"""Values per token that one model keeps for the backward pass. They grow as the square root of the size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,7 @@ def preflight(
     fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
         raise HermesError(missing.problem, missing.fix)
-    options = replace(EngineProcessOptions.from_fields(fields), replicas=1)
-    with _policy(config, resolved.model, engine_log, options) as policy:
+    with _policy(config, resolved.model, engine_log, fields) as policy:
         with _creation_time(output) as began_s:
             problem = run_process_mode(resolved, policy.server, overrides, output, log, seconds, _START_S)
         sampled_groups = read_groups(output)
@@ -133,12 +139,12 @@ class _Policy(NamedTuple):
 
 
 @contextmanager
-def _policy(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
+def _policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
         source = model if is_local(model) else _download_model(model)
-        with _engine(config, source, log, options) as policy:
+        with _engine(config, source, log, fields) as policy:
             yield policy
         return
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
@@ -158,14 +164,19 @@ def _policy(config: Config, model: str, log: Path, options: EngineProcessOptions
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path, options: EngineProcessOptions) -> Iterator[_Policy]:
+def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
     """A temporary engine with the options of the run's own, but one process."""
-    port, device = ports.choose(ports.ENGINE_PORT), config.settings.rl.device
-    with (
-        TemporaryDirectory() as state,
-        engine_process(model, device, port, log, Path(state), _NO_TOKEN, options) as url,
-    ):
-        yield _Policy(_server(url, model), url, is_own_engine=True)
+    with TemporaryDirectory() as state:
+        options = engine_options(
+            fields,
+            model=model,
+            device=config.settings.rl.device,
+            port=ports.choose(ports.ENGINE_PORT),
+            state_dir=Path(state),
+            replicas="1",
+        )
+        with engine_process(options, log, _NO_TOKEN) as url:
+            yield _Policy(_server(url, model), url, is_own_engine=True)
 
 
 def _server(url: str, model: str) -> TestedServer:
@@ -268,3 +279,52 @@ def _suggestions(passed: float, signal: float, distinct: float, resolved: Resolv
         higher = round(min(_MAX_TEMPERATURE, temperature + _TEMPERATURE_STEP), 2)
         suggestion["agent_temperature"] = max(temperature, higher) if too_similar else temperature
     return suggestion
+
+
+def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JSONObject]) -> float | None:
+    """The time of an update per sequence, at that engine; None: every group is too long for the trainer.
+
+    The second of two equal updates is measured: the first one also initialises the engine.
+    """
+    from hermes.training.data.correction import LossSpec
+    from hermes.training.data.datums import sft_datum
+    from hermes.training.service.client import AdapterClient, LoraSpec, ServiceConnection
+    from hermes.training.service.token_meter import TokenMeter
+
+    longest = resolved.values["tinker.max_token_trainer_length"]
+    fitting = [group for group in groups if all(len(tokens) <= longest for tokens in group["tokens"])]
+    if not fitting:
+        return None
+    pairs = zip(fitting[0]["tokens"], fitting[0]["masks"], strict=True)
+    data = [sft_datum(tokens, [float(token != MASKED) for token in mask]) for tokens, mask in pairs]
+    lora = LoraSpec(model, resolved.values["tinker.lora_rank"])
+    with (
+        TemporaryDirectory() as meter_folder,
+        closing(TokenMeter(Path(meter_folder))) as meter,
+        AdapterClient(ServiceConnection(url, LOCAL_KEY), lora, meter) as client,
+    ):
+        for _ in range(2):
+            begun_s = time.monotonic()
+            client.forward_backward(data, LossSpec("cross_entropy", {}))
+            client.optim_step(1e-6, 0.9, 0.95, 1.0)
+            took_s = time.monotonic() - begun_s
+    return took_s / len(data)
+
+
+def estimate(resolved: Resolved, sampling_s: float, update_s: float | None, on_cpu: bool) -> JSONObject:
+    """`sampling_s` and `update_s` are those of one sequence."""
+    values = resolved.values
+    step_s = (sampling_s + (update_s or 0.0)) * values["env.batch_size"]
+    return {
+        "seconds_per_step": round(step_s, 1),
+        "hours": round(step_s * values["env.total_steps"] / 3600, 2),
+        "update_share": None if update_s is None else round(update_s / (sampling_s + update_s), 2),
+        "memory_gb": _memory_gb(resolved.model) if on_cpu else None,
+    }
+
+
+def _memory_gb(model: str) -> float:
+    parameters: float = parameters_of(model) or 0.0
+    activations = _KNOWN_ACTIVATIONS * (parameters / _KNOWN_PARAMETERS) ** 0.5
+    needed: float = _PROCESSES_GB + 4 * (parameters + _TRAINED_AT_ONCE * activations) / 1e9
+    return round(needed, 2)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _BYTES = {"float32": 4.0, "bfloat16": 2.0}
 _QUANTIZED_BYTES = {"nf4": 0.5625, "int8": 1.0}
-"""Of a weight in a quantised layer, with its scale."""
+"""The size of a weight in a quantised layer, with its scale."""
 _GIB = float(2**30)
 _QUERY_S = 30.0
 
@@ -95,7 +95,7 @@ def cpu_free_bytes() -> int | None:
 
 
 def gpu_free_bytes(environ: Mapping[str, str]) -> list[int]:
-    """Of each GPU that CUDA_VISIBLE_DEVICES shows; empty where the driver does not answer."""
+    """The free memory of each GPU that CUDA_VISIBLE_DEVICES shows; empty if the driver does not answer."""
     command = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
     try:
         reply = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S, check=True)

@@ -183,7 +183,7 @@ def with_edit(config: Config, selection: EnvSelection, name: str, value: Any, *,
 
 
 def with_run_file(config: Config, selection: EnvSelection, path: Path) -> Resolved:
-    """The selection edited by a YAML file of the reference. A person names the file: locks do not apply.
+    """The selection edited by hermes-agent's YAML file. A person names the file: locks do not apply.
 
     Fields that the run sets itself (addresses, the checkpoints' folder) are not read from the file.
     """

@@ -23,7 +23,7 @@ class RunFleet:
     servers: tuple[str, ...]
     server_type: str
     folder: str
-    """Of the adapters; empty: in the run's folder."""
+    """Where the adapters are written; empty: in the run's folder."""
 
     @classmethod
     def from_fields(cls, fields: TrainerFields) -> RunFleet | None:

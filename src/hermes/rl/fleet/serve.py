@@ -18,8 +18,7 @@ from hermes.core import JSONObject
 from hermes.engine.server.security import TOKEN_SCHEME
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.rl.fleet.dialect import FleetDialect
-from hermes.rl.fleet.members import SamplingFleet
-from hermes.rl.fleet.versions import PolicyVersion, VersionSource
+from hermes.rl.fleet.members import PolicyVersion, SamplingFleet, VersionSource
 from hermes.serving import Listener, listen, run_event_loop, serve_until_signal
 
 if TYPE_CHECKING:

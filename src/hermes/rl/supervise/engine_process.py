@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from hermes.config.load import Config
 from hermes.config.paths import logs_dir
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.rl.config.fields import TrainerFields
 from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, last_error
 from hermes.serving.fetch import fetch_json
-from hermes.training.options import RlOptions
+from hermes.training.options import RlFields, RlOptions
 from hermes.training.service.client import is_ready
 from hermes.training.session import ProgressCallback, TrainingRunSpec
 
@@ -24,55 +25,18 @@ _POLL_S = 0.05
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineProcessOptions:
-    """Options of `hermes engine serve`; what is None is left to the engine."""
-
-    dtype: str | None = None
-    memory_gib: float | None = None
-    kv_gib: float | None = None
-    quantize: str | None = None
-    replicas: int | None = None
-    tensor_parallel_size: int | None = None
-    max_adapters: int | None = None
-    exact: bool = False
-
-    @classmethod
-    def from_fields(cls, fields: TrainerFields) -> EngineProcessOptions:
-        """`fields`: the section `tinker` of a run's configuration."""
-        return cls(
-            dtype=None if fields.engine_dtype == "auto" else fields.engine_dtype,
-            memory_gib=fields.engine_memory_gib,
-            kv_gib=fields.engine_kv_gib,
-            quantize=None if fields.engine_quantize == "none" else fields.engine_quantize,
-            replicas=fields.engine_replicas,
-            tensor_parallel_size=fields.engine_tensor_parallel_size,
-            exact=fields.engine_exact,
-        )
-
-    def command(self, model: str, device: str, port: int, state_dir: Path) -> tuple[str, ...]:
-        """`hermes engine serve …`"""
-        return (
-            *(*HERMES, "engine", "serve", "--model", model, "--device", device),
-            *self.flags(),
-            *("--port", str(port), "--state-dir", str(state_dir)),
-        )
-
-    def flags(self) -> tuple[str, ...]:
-        options = {
-            "--dtype": self.dtype,
-            "--memory-gib": self.memory_gib,
-            "--kv-gib": self.kv_gib,
-            "--quantize": self.quantize,
-            "--replicas": None if self.replicas == 1 else self.replicas,
-            "--tensor-parallel-size": None if self.tensor_parallel_size == 1 else self.tensor_parallel_size,
-            "--max-adapters": self.max_adapters,
-        }
-        words = tuple(word for name, value in options.items() if value for word in (name, str(value)))
-        return (*words, "--exact") if self.exact else words
-
-
-_DEFAULTS = EngineProcessOptions()
+def engine_options(fields: TrainerFields, **others: Any) -> EngineServeOptions:
+    """`fields`: the section `tinker` of a run's configuration; `others` take precedence."""
+    values = {
+        "dtype": fields.engine_dtype,
+        "memory_gib": fields.engine_memory_gib,
+        "kv_gib": fields.engine_kv_gib,
+        "quantize": None if fields.engine_quantize == "none" else fields.engine_quantize,
+        "replicas": str(fields.engine_replicas),
+        "tensor_parallel_size": fields.engine_tensor_parallel_size,
+        "exact": fields.engine_exact,
+    }
+    return EngineServeOptions.model_validate({**values, **others})
 
 
 def api_arguments(port: int, folder: Path) -> tuple[str, ...]:
@@ -82,18 +46,12 @@ def api_arguments(port: int, folder: Path) -> tuple[str, ...]:
 
 @contextmanager
 def engine_process(
-    model: str,
-    device: str,
-    port: int,
-    log: Path,
-    state_dir: Path,
-    environ: Mapping[str, str] = _NO_VARIABLES,
-    options: EngineProcessOptions = _DEFAULTS,
+    options: EngineServeOptions, log: Path, environ: Mapping[str, str] = _NO_VARIABLES
 ) -> Iterator[str]:
     """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
     atomically, so none is left incomplete."""
-    url = f"http://127.0.0.1:{port}"
-    command = options.command(model, device, port, state_dir)
+    url = f"http://127.0.0.1:{options.port}"
+    command = (*HERMES, *options.arguments())
     engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
     try:
         while fetch_json(f"{url}/health") is None:
@@ -117,14 +75,12 @@ def run_engine(
         return
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
-    with engine_process(
-        run.lora.base_model,
-        config.settings.rl.device,
-        urlsplit(url).port or 80,
-        log,
-        config.home / "engine",
-        options=EngineProcessOptions(
-            dtype=options.engine_dtype, memory_gib=options.engine_memory_gib, kv_gib=options.engine_kv_gib
-        ),
-    ):
+    engine = engine_options(
+        TrainerFields.model_validate(options.model_dump(include=set(RlFields.model_fields))),
+        model=run.lora.base_model,
+        device=config.settings.rl.device,
+        port=urlsplit(url).port or 80,
+        state_dir=config.home / "engine",
+    )
+    with engine_process(engine, log):
         yield

@@ -29,7 +29,7 @@ class EnvJob:
     """One environment process, for any node."""
 
     arguments: tuple[str, ...]
-    """Of `hermes`."""
+    """The arguments of `hermes`."""
     environ: Mapping[str, str] = field(repr=False)
     """On top of the node's own environment."""
     files: Mapping[str, str] = field(repr=False)

@@ -104,7 +104,7 @@ class RayEnvProcess:
 
 
 def _arguments(spec: ProcessSpec) -> tuple[str, ...]:
-    """Of `hermes`: the interpreter is the node's."""
+    """The arguments of `hermes` alone: the interpreter is the node's."""
     return spec.command[len(HERMES) :]
 
 

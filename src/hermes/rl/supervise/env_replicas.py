@@ -27,7 +27,7 @@ from hermes.rl.process import (
 _TICK_S = 0.1
 _CONFIG_ERROR = 2
 _MAX_FAILURES = 5
-"""Of one process in a row, each before it has served for `_SETTLED_S`."""
+"""How often in a row one process may fail before it has served for `_SETTLED_S`."""
 _SETTLED_S = 120.0
 _MAX_BACKOFF_S = 20.0
 _END_S = 600.0

@@ -26,7 +26,7 @@ from hermes.rl.run import RlRun, last_step
 from hermes.rl.run_config import RunConfig, RunEnvironment
 from hermes.rl.service import LOCAL_KEY
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions, api_arguments
+from hermes.rl.supervise.engine_process import api_arguments, engine_options
 from hermes.serving.fetch import fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
@@ -108,10 +108,16 @@ class RunPlan:
 
     def _engine(self) -> ProcessSpec:
         run = self._config.run
-        options = EngineProcessOptions.from_fields(self._config.tinker)
+        options = engine_options(
+            self._config.tinker,
+            model=run.model,
+            device=run.device,
+            port=run.ports["engine"],
+            state_dir=self._run.folder / "engine",
+        )
         return ProcessSpec(
             "engine",
-            options.command(run.model, run.device, run.ports["engine"], self._run.folder / "engine"),
+            (*HERMES, *options.arguments()),
             self._run.log_path("engine"),
             lambda: fetch_json(f"{run.policy_url}/health") is not None,
             is_server=True,

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import UsageError
+from hermes.rl.process import HERMES
 from hermes.rl.run import RlRun
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import EngineProcessOptions
+from hermes.rl.supervise.engine_process import engine_options
 from hermes.rl.weights.export import export_merged
 from hermes.rl.weights.source import choose_checkpoint, run_source
 from hermes.serving.fetch import fetch_json
@@ -44,8 +46,14 @@ def serve_command(run: RlRun, port: int | None) -> tuple[str, ...]:
     choose_checkpoint(run, None)
     config = run.config()
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    options = EngineProcessOptions(quantize=EngineProcessOptions.from_fields(config.tinker).quantize)
-    return options.command(config.run.model, config.run.device, chosen, run.folder / "engine")
+    options = EngineServeOptions(
+        model=config.run.model,
+        device=config.run.device,
+        quantize=engine_options(config.tinker).quantize,
+        port=chosen,
+        state_dir=run.folder / "engine",
+    )
+    return (*HERMES, *options.arguments())
 
 
 def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ they would only make every update smaller. `data/trained_tokens` is this number.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +21,13 @@ from hermes.core.json import JSONObject
 from hermes.core.sequence import RolloutGroup, TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
 from hermes.training.data.correction import importance_weights
-from hermes.training.data.kl import divergence, penalties, teacher_terms, weighted_mean
 from hermes.training.data.metrics import group_metrics, staleness_metrics
 
 DEFAULT_STALENESS = 4
 TOO_OLD = "sampled too many steps ago"
 TOO_LONG = "longer than the longest sequence that is trained on"
 _KL_WEIGHT_CAP = 10.0
-"""Of a token's importance weight in the estimate of the divergence."""
+"""The cap of a token's importance weight in the estimate of the divergence."""
 _FOREIGN = "sampled with weights that this run does not have"
 
 
@@ -177,3 +177,36 @@ def _add_terms(sequence: TrainSequence, terms: Sequence[float]) -> tuple[float, 
         advantage + next(remaining) if in_loss else 0.0
         for advantage, in_loss in zip(sequence.advantages, sequence.loss_mask, strict=True)
     )
+
+
+def penalties(divergences: Sequence[Sequence[float]], coefficient: float) -> list[list[float]]:
+    """The term for each token's advantage: coefficient · (mean - its divergence)."""
+    values = [value for sequence in divergences for value in sequence]
+    mean = statistics.fmean(values) if values else 0.0
+    return [[coefficient * (mean - value) for value in sequence] for sequence in divergences]
+
+
+def weighted_mean(values: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> float:
+    """The mean over all tokens by importance weights; 0 without tokens."""
+    pairs = [
+        pair
+        for row, row_weights in zip(values, weights, strict=True)
+        for pair in zip(row, row_weights, strict=True)
+    ]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else 0.0
+
+
+def divergence(policy: Sequence[float], reference: Sequence[float | None]) -> list[float]:
+    """log policy - log reference; 0 where the reference has no logprob."""
+    return [
+        0.0 if ref_logprob is None else logprob - ref_logprob
+        for logprob, ref_logprob in zip(policy, reference, strict=True)
+    ]
+
+
+def teacher_terms(
+    policy: Sequence[float], teacher: Sequence[float | None], coefficient: float
+) -> list[float]:
+    """The advantage of each token under on-policy distillation."""
+    return [-coefficient * value for value in divergence(policy, teacher)]

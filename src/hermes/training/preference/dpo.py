@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict
 
 from hermes.training.offline import EVAL_LOSS, LOSS, rows_of_step
@@ -16,65 +15,44 @@ from hermes.training.preference.examples import PairExample, RenderedCompletion,
 from hermes.training.preference.losses import CompletionLogprob, DpoConfig, PairLoss, dpo_losses
 from hermes.training.preference.reference import (
     CROSS_ENTROPY,
-    ReferenceModel,
+    ReferencedObjective,
     completion_logprobs,
     gradient_datums,
     policy_logprobs,
 )
 from hermes.training.service.client import AdapterClient
-from hermes.training.session import TrainingRunSpec
 
 KIND = "dpo"
 
 
-class DpoObjective:
+class DpoObjective(ReferencedObjective[PairExample]):
     """Chosen completions become more likely than rejected ones, compared with the reference."""
 
     kind = KIND
 
     def __init__(self, rows: RowSplit[PairExample], config: DpoConfig, reference: str) -> None:
         """`reference`: BASE, or weights that the service has; not used by losses without one."""
-        self._rows = rows
+        super().__init__(rows, reference if config.uses_reference else None)
         self._config = config
-        self._reference = reference if config.uses_reference else None
-        self._train_reference: list[float] = []
-        self._held_out_reference: list[float] = []
-
-    @property
-    def row_count(self) -> int:
-        return len(self._rows.train)
-
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self._rows.held_out)
 
     @property
     def probe(self) -> Sequence[int]:
-        return self._rows.train[0].chosen.contexts[0].tokens
+        return self.train[0].chosen.contexts[0].tokens
 
     @property
     def identity(self) -> Mapping[str, object]:
         return {
-            "data": digest_of(_sides(self._rows.train)),
-            "loss": {**asdict(self._config), "reference": self._reference},
+            "data": digest_of(_sides(self.train)),
+            "loss": {**asdict(self._config), "reference": self.reference},
         }
 
-    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
-        completions = _sides([*self._rows.train, *self._rows.held_out])
-        logprobs = [0.0] * len(completions)
-        if self._reference is not None:
-            with closing(ReferenceModel(run, client, self._reference)) as reference:
-                logprobs = reference.logprobs(completions)
-        trained = 2 * len(self._rows.train)
-        self._train_reference, self._held_out_reference = logprobs[:trained], logprobs[trained:]
-
-    def close(self) -> None:
-        pass
+    def completions(self, rows: Sequence[PairExample]) -> list[RenderedCompletion]:
+        return _sides(rows)
 
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
-        indices = rows_of_step(range(len(self._rows.train)), step, batch_size, seed)
-        pairs = [self._rows.train[index] for index in indices]
-        reference = [self._train_reference[2 * index + side] for index in indices for side in (0, 1)]
+        indices = rows_of_step(range(len(self.train)), step, batch_size, seed)
+        pairs = [self.train[index] for index in indices]
+        reference = [self.train_reference[2 * index + side] for index in indices for side in (0, 1)]
         completions = _sides(pairs)
         logprobs, losses = self._losses(client, completions, reference)
         gradients = [
@@ -86,8 +64,8 @@ class DpoObjective:
         return metrics | _reward_metrics(logprobs, self._config)
 
     def evaluate(self, client: AdapterClient) -> dict[str, float]:
-        completions = _sides(self._rows.held_out)
-        logprobs, losses = self._losses(client, completions, self._held_out_reference)
+        completions = _sides(self.held_out)
+        logprobs, losses = self._losses(client, completions, self.held_out_reference)
         metrics = _reward_metrics(logprobs, self._config)
         return {EVAL_LOSS: sum(loss.value for loss in losses)} | {
             f"eval/{name}": value for name, value in metrics.items()

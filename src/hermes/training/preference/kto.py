@@ -27,13 +27,12 @@ from hermes.training.preference.losses import (
 )
 from hermes.training.preference.reference import (
     CROSS_ENTROPY,
-    ReferenceModel,
+    ReferencedObjective,
     completion_logprobs,
     gradient_datums,
     policy_logprobs,
 )
 from hermes.training.service.client import AdapterClient
-from hermes.training.session import TrainingRunSpec
 
 KIND = "kto"
 
@@ -45,71 +44,48 @@ def balanced_weights(rows: Sequence[UnpairedExample]) -> tuple[float, float]:
     return max(1.0, bad / good), max(1.0, good / bad)
 
 
-class KtoObjective:
+class KtoObjective(ReferencedObjective[UnpairedExample]):
     """Good answers become more likely and bad ones less likely, compared with the reference."""
 
     kind = KIND
+    keeps_reference = True
 
     def __init__(
         self, rows: RowSplit[UnpairedExample], config: KtoConfig, reference: str, longest: int
     ) -> None:
         """`reference`: BASE, or weights that the service has. `longest`: tokens of a sequence."""
-        self._rows = rows
+        super().__init__(rows, reference)
         self._config = config
-        self._reference = reference
         self._longest = longest
-        self._model: ReferenceModel | None = None
-        self._train_reference: list[float] = []
-        self._held_out_reference: list[float] = []
         self._mismatched_reference: dict[tuple[int, int], float] = {}
 
     @property
-    def row_count(self) -> int:
-        return len(self._rows.train)
-
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self._rows.held_out)
-
-    @property
     def probe(self) -> Sequence[int]:
-        return self._rows.train[0].completion.contexts[0].tokens
+        return self.train[0].completion.contexts[0].tokens
 
     @property
     def identity(self) -> Mapping[str, object]:
-        labels = "".join("+" if row.desirable else "-" for row in self._rows.train)
+        labels = "".join("+" if row.desirable else "-" for row in self.train)
         return {
-            "data": f"{digest_of(row.completion for row in self._rows.train)}{labels}",
-            "loss": {**asdict(self._config), "reference": self._reference},
+            "data": f"{digest_of(row.completion for row in self.train)}{labels}",
+            "loss": {**asdict(self._config), "reference": self.reference},
         }
 
-    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
-        self.close()
-        self._model = ReferenceModel(run, client, self._reference)
-        completions = [row.completion for row in (*self._rows.train, *self._rows.held_out)]
-        logprobs = self._model.logprobs(completions)
-        trained = len(self._rows.train)
-        self._train_reference, self._held_out_reference = logprobs[:trained], logprobs[trained:]
-
-    def close(self) -> None:
-        if self._model is not None:
-            self._model.close()
-            self._model = None
+    def completions(self, rows: Sequence[UnpairedExample]) -> list[RenderedCompletion]:
+        return [row.completion for row in rows]
 
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
-        indices = rows_of_step(range(len(self._rows.train)), step, batch_size, seed)
-        rows = [self._rows.train[index] for index in indices]
-        completions = [row.completion for row in rows]
+        indices = rows_of_step(range(len(self.train)), step, batch_size, seed)
+        rows = [self.train[index] for index in indices]
+        completions = self.completions(rows)
         # TRL pairs the prompt of each row with the completion of the one before it.
         foreign = [(index, indices[position - 1]) for position, index in enumerate(indices)]
         crossed = [
-            mismatched(
-                self._rows.train[prompt].completion, self._rows.train[answered].completion, self._longest
-            )
+            mismatched(self.train[prompt].completion, self.train[answered].completion, self._longest)
             for prompt, answered in foreign
         ]
         policy = policy_logprobs(client, [*completions, *crossed])
-        reference = [self._train_reference[index] for index in indices]
+        reference = [self.train_reference[index] for index in indices]
         crossed_reference = self._crossed_reference(foreign, crossed)
         divergence = kto_divergence(
             completion_logprobs(policy[len(rows) :], crossed_reference, crossed) if len(rows) > 1 else ()
@@ -132,18 +108,18 @@ class KtoObjective:
         """Computed once for two rows that meet in a batch."""
         missing = [key for key in dict.fromkeys(foreign) if key not in self._mismatched_reference]
         if missing:
-            assert self._model is not None, "prepare comes first"
+            assert self.model is not None, "prepare comes first"
             by_key = dict(zip(foreign, crossed, strict=True))
-            logprobs = self._model.logprobs([by_key[key] for key in missing])
+            logprobs = self.model.logprobs([by_key[key] for key in missing])
             self._mismatched_reference |= dict(zip(missing, logprobs, strict=True))
         return [self._mismatched_reference[key] for key in foreign]
 
     def evaluate(self, client: AdapterClient) -> dict[str, float]:
         """With a divergence of 0, so that evaluations of one run can be compared."""
-        rows = self._rows.held_out
-        completions = [row.completion for row in rows]
+        rows = self.held_out
+        completions = self.completions(rows)
         policy = policy_logprobs(client, completions)
-        logprobs = completion_logprobs(policy, self._held_out_reference, completions)
+        logprobs = completion_logprobs(policy, self.held_out_reference, completions)
         losses: list[SequenceLoss] = kto_losses(logprobs, [row.desirable for row in rows], 0.0, self._config)
         metrics = _reward_metrics(logprobs, rows, self._config)
         return {EVAL_LOSS: sum(loss.value for loss in losses)} | {

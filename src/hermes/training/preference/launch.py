@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.config.paths import db_path
 from hermes.disk.files import atomic_write
@@ -48,9 +48,9 @@ from hermes.training.preference.sources import (
     from_files,
     from_store,
 )
-from hermes.training.replay import ReplayObjective, ReplayRows
 from hermes.training.schedule import default_preference_rate, default_sft_rate
 from hermes.training.session import TrainingRunSpec, TrainResult
+from hermes.training.sft import ReplayObjective, ReplayRows
 from hermes.training.start_weights import find_start
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _announce(launch: Launch, rows: RowSplit[Row], noun: str, reference: str | N
 def _train_policy(
     launch: Launch,
     options: PreferenceOptions,
-    objective: OfflineObjective,
+    objective: OfflineObjective[Any],
     renderer: ChatRenderer,
     left_out: Counter[str],
 ) -> TrainResult:
@@ -244,8 +244,8 @@ def _train_policy(
 
 
 def _with_replay(
-    launch: Launch, objective: OfflineObjective, options: PreferenceOptions, renderer: ChatRenderer
-) -> OfflineObjective:
+    launch: Launch, objective: OfflineObjective[Any], options: PreferenceOptions, renderer: ChatRenderer
+) -> OfflineObjective[Any]:
     left_out: Counter[str] = Counter()
     examples = sft_examples.gather(
         sft_examples.from_files(options.replay_files, lambda: renderer, left_out),

@@ -36,7 +36,7 @@ class DpoConfig:
     label_smoothing: float = 0.0
     """Share of pairs whose label is assumed to be wrong."""
     target_margin: float = 0.5
-    """Of simpo: how much better the chosen completion should be, in units of the loss's argument."""
+    """For simpo: how much better the chosen completion should be, in units of the loss's argument."""
     sft_weight: float = 0.0
     """Weight of the mean negative log-probability of the chosen tokens."""
 

@@ -7,6 +7,7 @@ weights that exist as sampler weights alone are scored by the sampler.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum
-from hermes.training.preference.examples import RenderedCompletion
+from hermes.training.offline import OfflineObjective, Row
+from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit
 from hermes.training.preference.losses import CompletionLogprob
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
@@ -52,6 +54,41 @@ class ReferenceModel:
 
     def close(self) -> None:
         self._resources.close()
+
+
+class ReferencedObjective(OfflineObjective[Row]):
+    """An objective that compares completions with a reference, whose log-probabilities are computed once."""
+
+    keeps_reference = False
+    """Whether the reference is needed during the steps too; else it is freed once the rows are scored."""
+
+    def __init__(self, rows: RowSplit[Row], reference: str | None) -> None:
+        """`reference`: BASE, or weights that the service has; None: the loss has none."""
+        super().__init__(rows.train, rows.held_out)
+        self.reference = reference
+        self.model: ReferenceModel | None = None
+        self.train_reference: list[float] = []
+        self.held_out_reference: list[float] = []
+
+    @abstractmethod
+    def completions(self, rows: Sequence[Row]) -> list[RenderedCompletion]:
+        """What is scored, in the order of the rows."""
+
+    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
+        self.close()
+        trained, held_out = self.completions(self.train), self.completions(self.held_out)
+        logprobs = [0.0] * (len(trained) + len(held_out))
+        if self.reference is not None:
+            self.model = ReferenceModel(run, client, self.reference)
+            logprobs = self.model.logprobs([*trained, *held_out])
+        self.train_reference, self.held_out_reference = logprobs[: len(trained)], logprobs[len(trained) :]
+        if not self.keeps_reference:
+            self.close()
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.close()
+            self.model = None
 
 
 def policy_logprobs(client: AdapterClient, completions: Sequence[RenderedCompletion]) -> list[float]:
@@ -108,3 +145,32 @@ def _sums(completions: Sequence[RenderedCompletion], rows: Sequence[Sequence[flo
         )
         for completion in completions
     ]
+
+
+class HeldOutPreference:
+    """Measures an adapter in training; the reference is scored once, at the first measurement."""
+
+    def __init__(self, run: TrainingRunSpec, pairs: Sequence[PairExample], reference: str) -> None:
+        self._run = run
+        self._reference_name = reference
+        self._completions: list[RenderedCompletion] = [
+            completion for pair in pairs for completion in (pair.chosen, pair.rejected)
+        ]
+        self._reference: list[float] = []
+
+    def __call__(self, client: AdapterClient) -> float:
+        if not self._reference:
+            with closing(ReferenceModel(self._run, client, self._reference_name)) as model:
+                self._reference = model.logprobs(self._completions)
+        policy = policy_logprobs(client, self._completions)
+        gains = [new - old for new, old in zip(policy, self._reference, strict=True)]
+        return agreement(gains[::2], gains[1::2])
+
+
+def agreement(chosen: Sequence[float], rejected: Sequence[float]) -> float:
+    """The share of pairs in which the chosen answer gained more; a tie counts half."""
+    wins = sum(
+        1.0 if better > worse else 0.5 if better == worse else 0.0
+        for better, worse in zip(chosen, rejected, strict=True)
+    )
+    return wins / len(chosen)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
-from hermes.training.offline import EVAL_LOSS, LOSS, rows_of_step
+from hermes.training.offline import EVAL_LOSS, LOSS, OfflineObjective, rows_of_step
 from hermes.training.preference.examples import (
     MIN_ROWS,
     RatedCompletion,
@@ -33,7 +33,6 @@ from hermes.training.preference.readout import (
 )
 from hermes.training.preference.reference import CROSS_ENTROPY, gradient_datums, policy_logprobs
 from hermes.training.service.client import AdapterClient
-from hermes.training.session import TrainingRunSpec
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
@@ -137,7 +136,7 @@ def reward_points(
     return split
 
 
-class RewardObjective:
+class RewardObjective(OfflineObjective["RewardPair | RewardPoint"]):
     """Scores that agree with the verdicts."""
 
     kind = KIND
@@ -150,41 +149,26 @@ class RewardObjective:
         words: ReadOutTokens,
     ) -> None:
         """`words`: those of the read-out, as tokens of the model."""
-        self._train: Sequence[RewardPair | RewardPoint] = rows.train
-        self._held_out: Sequence[RewardPair | RewardPoint] = rows.held_out
+        super().__init__(rows.train, rows.held_out)
         self._config = config
         self._readout = readout
         self._words = words
 
     @property
-    def row_count(self) -> int:
-        return len(self._train)
-
-    @property
-    def has_held_out(self) -> bool:
-        return bool(self._held_out)
-
-    @property
     def probe(self) -> Sequence[int]:
-        return (*_prompts(self._train[:1])[0], self._words.good)
+        return (*_prompts(self.train[:1])[0], self._words.good)
 
     @property
     def identity(self) -> Mapping[str, object]:
-        digest = hashlib.blake2b(repr(self._train).encode(), digest_size=8)
+        digest = hashlib.blake2b(repr(self.train).encode(), digest_size=8)
         return {
             "data": digest.hexdigest(),
             "loss": json_safe(asdict(self._config)),
             "readout": asdict(self._readout),
         }
 
-    def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
     def accumulate(self, client: AdapterClient, step: int, seed: int, batch_size: int) -> dict[str, float]:
-        rows = rows_of_step(self._train, step, batch_size, seed)
+        rows = rows_of_step(self.train, step, batch_size, seed)
         completions = [side for prompt in _prompts(rows) for side in readout_pair(prompt, self._words)]
         scores = _differences(policy_logprobs(client, completions))
         loss, gradients = self._loss(rows, scores)
@@ -194,11 +178,11 @@ class RewardObjective:
 
     def evaluate(self, client: AdapterClient) -> dict[str, float]:
         completions = [
-            side for prompt in _prompts(self._held_out) for side in readout_pair(prompt, self._words)
+            side for prompt in _prompts(self.held_out) for side in readout_pair(prompt, self._words)
         ]
         scores = _differences(policy_logprobs(client, completions))
-        metrics = {f"eval/{name}": value for name, value in _metrics(self._held_out, scores).items()}
-        return {EVAL_LOSS: self._loss(self._held_out, scores)[0], **metrics}
+        metrics = {f"eval/{name}": value for name, value in _metrics(self.held_out, scores).items()}
+        return {EVAL_LOSS: self._loss(self.held_out, scores)[0], **metrics}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         text = f"accuracy {metrics['rewards/accuracy']:.2f}" if "rewards/accuracy" in metrics else ""

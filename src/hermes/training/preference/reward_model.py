@@ -100,7 +100,7 @@ class RewardScorer:
             ) from error
 
     def score(self, messages: Sequence[Message], tools: Sequence[JSONObject] = ()) -> AnswerScore:
-        """Of the conversation's last answer."""
+        """Scores the conversation's last answer."""
         return self.score_prompts([self.prompt(messages, tools)])[0]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[JSONObject] = ()) -> tuple[int, ...]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
+from hermes.data.export.split import group_tasks
+from hermes.data.formats.base import BadRowError
+from hermes.data.formats.turns import from_messages, from_tools
+from hermes.data.importing import rows_of
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.errors import HermesError, UsageError
 from hermes.training.policy_registry import is_policy_name, named_policy
 from hermes.training.preference.examples import RatedCompletion
-from hermes.training.preference.files import read_preference_files
 from hermes.training.preference.reference import BASE
 
 if TYPE_CHECKING:
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ORIGINS = ("choice", "rating", "retry")
 """Rewards are left out: they are a program's verdicts, and have to be asked for."""
+_HINT = "a row has prompt, chosen and rejected; or prompt, completion and label: see hermes export --formats"
+_GOOD, _BAD = 4.0, 2.0
+"""A rating of at least _GOOD is a good one, of at most _BAD a bad one."""
 
 
 @dataclass(frozen=True)
@@ -93,3 +100,111 @@ def _policies(reader: Reader, trajectory_id: str) -> Iterator[str]:
         version = trace.policy_version if trace else None
         if version is not None and version.startswith("tinker://"):
             yield version
+
+
+@dataclass
+class FileRows:
+    pairs: list[PreferencePair] = field(default_factory=list)
+    rated: list[RatedCompletion] = field(default_factory=list)
+
+
+def read_preference_files(paths: Sequence[Path]) -> FileRows:
+    """UsageError, with file and line, if a row is neither a pair nor a rated answer."""
+    rows = FileRows()
+    for file, line in rows_of(list(paths)):
+        try:
+            if line.row is None:
+                raise BadRowError(line.problem or "not a row")
+            _read(line.row, rows)
+        except (BadRowError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise UsageError(f"{file}:{line.number}: {reason}", _HINT) from error
+    tasks = [(pair.task, pair.prompt) for pair in rows.pairs]
+    tasks += [(rated.task, rated.prompt) for rated in rows.rated]
+    groups = group_tasks((task, _question(prompt)) for task, prompt in tasks)
+    rows.pairs = [replace(pair, task=groups.key(pair.task)) for pair in rows.pairs]
+    rows.rated = [replace(rated, task=groups.key(rated.task)) for rated in rows.rated]
+    return rows
+
+
+def _question(prompt: Sequence[Message]) -> str:
+    return next((message.content for message in prompt if message.role is Role.USER), "")
+
+
+def _read(row: JSONObject, rows: FileRows) -> None:
+    tools = from_tools(row.get("tools"))
+    if "chosen" in row or "rejected" in row:
+        prompt, chosen, rejected = _sides(row)
+        origin, margin = row.get("origin"), row.get("margin")
+        rows.pairs.append(
+            PreferencePair(
+                prompt,
+                chosen,
+                rejected,
+                str(row.get("chosen_id") or ""),
+                str(row.get("rejected_id") or ""),
+                int(row.get("divergence_step") or len(prompt)),
+                PreferenceSource(origin) if origin else PreferenceSource.CHOICE,
+                float(margin or 0.0),
+                _task(row, prompt),
+                tools,
+            )
+        )
+        return
+    prompt = _messages(row["prompt"], Role.USER)
+    completion = _messages(row["completion"], Role.ASSISTANT)
+    _check_sides(prompt, completion)
+    score, desirable = _verdict(row)
+    rows.rated.append(RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools))
+
+
+def _sides(row: JSONObject) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
+    chosen, rejected = (_messages(row[name], Role.ASSISTANT) for name in ("chosen", "rejected"))
+    if "prompt" in row:
+        prompt = _messages(row["prompt"], Role.USER)
+    else:  # both sides are whole conversations: what they share is the prompt
+        shared = next(
+            (index for index, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b),
+            min(len(chosen), len(rejected)),
+        )
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    for side in (chosen, rejected):
+        _check_sides(prompt, side)
+    if chosen == rejected:
+        raise BadRowError("'chosen' and 'rejected' are equal")
+    return prompt, chosen, rejected
+
+
+def _check_sides(prompt: Sequence[Message], completion: Sequence[Message]) -> None:
+    if not prompt:
+        raise BadRowError("its prompt is empty")
+    if not completion or completion[0].role is not Role.ASSISTANT:
+        raise BadRowError("a completion does not begin with the assistant")
+
+
+def _verdict(row: JSONObject) -> tuple[float, bool | None]:
+    """The score from 1 to 5 and the label; each gives the other where a row has only one."""
+    label, rating = row.get("label"), row.get("rating")
+    if label is None and rating is None:
+        raise BadRowError("it has neither 'label' nor 'rating'")
+    if rating is None:
+        return (5.0 if label else 1.0), bool(label)
+    score = float(rating)
+    if not 1 <= score <= 5:
+        raise BadRowError(f"its rating is {score:g}, not from 1 to 5")
+    if label is not None:
+        return score, bool(label)
+    return score, True if score >= _GOOD else False if score <= _BAD else None
+
+
+def _messages(value: JSON, role: Role) -> tuple[Message, ...]:
+    """Messages, or a text, which is one message of that role."""
+    if isinstance(value, str):
+        return (Message(role, value),)
+    return from_messages(value)
+
+
+def _task(row: JSONObject, prompt: Sequence[Message]) -> str:
+    """Rows with one prompt are on the same side of a split."""
+    stated = row.get("task_id") or row.get("task")
+    return str(stated) if stated else content_hash(canonical_json([message.to_json() for message in prompt]))

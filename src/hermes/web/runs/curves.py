@@ -21,11 +21,11 @@ class Panel(NamedTuple):
     """One figure: one metric, or several of one kind."""
 
     name: str
-    """Of its first metric; unique."""
+    """The name of its first metric; unique."""
     title: str
     metrics: tuple[str, ...]
     labels: tuple[str, ...] = ()
-    """Of its lines, if there are several."""
+    """The labels of its lines, if there are several."""
 
 
 class PanelRule(NamedTuple):
