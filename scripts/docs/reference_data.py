@@ -42,9 +42,10 @@ BATCH_FILES = {
 
 
 def metrics() -> Iterator[str]:
+    from metric_table import SECTIONS
+
     from hermes.engine.server.tinker import service as engine
     from hermes.rollouts.core import metrics as api
-    from hermes.training.monitor.metric_table import SECTIONS
 
     yield "# Metrics\n"
     yield "Every metric that Hermes writes, with its meaning. Trainers write them to `metrics.jsonl` in the"
@@ -63,7 +64,7 @@ def metrics() -> Iterator[str]:
 
 
 def variables() -> Iterator[str]:
-    from hermes.config.variables import SECTIONS
+    from environment_variables import SECTIONS
 
     yield "# Environment variables\n"
     yield "Every variable that Hermes reads or sets. Store a key so that every command finds it:\n"

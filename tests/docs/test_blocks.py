@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from environment_variables import SECTIONS
 
 from hermes.config.validate import validate
-from hermes.config.variables import SECTIONS
 from tests.docs.pages import PAGES, ROOT, Block, blocks, indented_blocks, shell_lines, spans
 from tests.docs.shell_lines import line_problems, mention_problem, option_problem, setting_problem
 

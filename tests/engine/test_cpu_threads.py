@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from hermes.engine import cpu_threads
+from hermes.engine import compute
 
 
 def test_the_work_runs_in_a_thread_that_ends_with_it() -> None:
@@ -20,7 +20,7 @@ def test_the_work_runs_in_a_thread_that_ends_with_it() -> None:
         seen.append(threading.current_thread())
         return 7
 
-    assert cpu_threads.run_in_fresh_thread(work) == 7
+    assert compute.run_in_fresh_thread(work) == 7
     assert seen[0] is not threading.current_thread()
     assert not seen[0].is_alive()
 
@@ -30,7 +30,7 @@ def test_an_error_of_the_work_is_raised_in_the_caller() -> None:
         raise KeyError("weights")
 
     with pytest.raises(KeyError, match="weights"):
-        cpu_threads.run_in_fresh_thread(fail)
+        compute.run_in_fresh_thread(fail)
 
 
 COUNT = """
@@ -38,7 +38,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from hermes.engine import cpu_threads
+from hermes.engine import compute
 
 def tasks():
     return len(os.listdir("/proc/self/task"))
@@ -49,14 +49,14 @@ def work():
 
 torch.set_num_threads(2)
 before = tasks()
-during = cpu_threads.run_in_fresh_thread(work) - before
+during = compute.run_in_fresh_thread(work) - before
 deadline = time.monotonic() + 30
 while tasks() > before and time.monotonic() < deadline:
     time.sleep(0.01)  # the system takes a moment to end a thread
 after = tasks() - before
-lone = ThreadPoolExecutor(1, initializer=cpu_threads.single_threaded)
+lone = ThreadPoolExecutor(1, initializer=compute.single_threaded)
 lone.submit(tasks).result()
-cpu_threads.use_all_threads(2)
+compute.use_all_threads(2)
 lone.submit(work).result()
 print(during, after, tasks() - before - 1)  # 1: itself
 """
@@ -70,8 +70,8 @@ def test_neither_a_fresh_nor_a_single_threaded_thread_keeps_a_pool() -> None:
 def test_new_threads_adopt_the_number_set_last() -> None:
     before = torch.get_num_threads()
     try:
-        cpu_threads.run_in_fresh_thread(cpu_threads.single_threaded)
-        cpu_threads.run_in_fresh_thread(lambda: cpu_threads.use_all_threads(3))
-        assert cpu_threads.run_in_fresh_thread(torch.get_num_threads) == 3
+        compute.run_in_fresh_thread(compute.single_threaded)
+        compute.run_in_fresh_thread(lambda: compute.use_all_threads(3))
+        assert compute.run_in_fresh_thread(torch.get_num_threads) == 3
     finally:
         torch.set_num_threads(before)

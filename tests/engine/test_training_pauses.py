@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,8 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Every layer is a pause."""
+    """Every layer is a pause, and turns are divided by processor time: other processes do not change them."""
     monkeypatch.setattr(compute, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(compute, "time", SimpleNamespace(perf_counter=time.thread_time))
     torch.set_num_threads(1)
     engine = Engine(EngineOptions(str(folder), device="cpu", dtype="float32", kv_bytes=64 << 20))
     engine.start()
@@ -72,20 +75,28 @@ def test_requests_are_sampled_within_one_pass_and_change_nothing(engine: Engine,
     alone = engine.sample(None, SMALL).result().sequences[0]
     ended: list[str] = []
     samples: list[Future[Any]] = []
+    training: list[Future[Any]] = []
+
+    def begin(*token: object) -> None:
+        """In the compute thread, so that training and the first request of the chain arrive together."""
+        if not training:
+            training.append(engine.compute_gradient(adapter, None, [datum(prompt(length, 5))], CROSS_ENTROPY))
+            training[0].add_done_callback(lambda _: ended.append("training"))
+            sample()
+
+    def sample() -> None:
+        samples.append(engine.sample(None, SMALL))
+        samples[-1].add_done_callback(sample_again)
 
     def sample_again(future: Future[Any]) -> None:
         """A request follows the other until training is done: each is the only one that waits."""
         ended.append("sample")
-        if not training.done() and len(samples) < 1000:
-            samples.append(engine.sample(None, SMALL))
-            samples[-1].add_done_callback(sample_again)
+        if not training[0].done():
+            sample()
 
-    training = engine.compute_gradient(adapter, None, [datum(prompt(length, 5))], CROSS_ENTROPY)
-    training.add_done_callback(lambda _: ended.append("training"))
-    samples.append(engine.sample(None, SMALL))
-    samples[-1].add_done_callback(sample_again)
-    output, flat = training.result()
-    assert ended.index("training") >= 3, "several samples came between the layers of one micro-batch"
+    engine.sample(None, SampleRequest(SMALL.prompt, SMALL.params, on_token=begin)).result()
+    output, flat = training[0].result()
+    assert ended.index("training") >= 2, "samples came between the layers of one micro-batch"
     assert flat is not None
     assert np.array_equal(output.logprobs[0], quiet[0]) and np.array_equal(flat, quiet[1])
     for future in samples:

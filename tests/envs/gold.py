@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import Message
-from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.code_tests import CodeTestsEnv
 from hermes.envs.builtin.format import FormatEnv
@@ -21,6 +20,7 @@ from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.builtin.web_research import WebResearchEnv
 from hermes.envs.builtin.word_limit import WordLimitEnv
+from hermes.envs.cli.sample_grader import ScriptedPolicy
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.servers.config import APIServerConfig
 from tests.fakes.provider import Reply, text, tool_calls

@@ -9,8 +9,8 @@ import pytest
 
 from hermes.core import Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
-from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
+from hermes.envs.cli.sample_grader import ScriptedPolicy
 from hermes.envs.modes.evaluate import EvalRunner
 from hermes.envs.servers.config import APIServerConfig
 from hermes.errors import HermesError, NothingToEvaluateError, UsageError

@@ -22,8 +22,7 @@ from hermes.models.base import ChatRequest
 from hermes.models.render.chat import ChatRenderer
 from hermes.models.render.prompting import with_tools
 from hermes.models.tokens.chat import TokenChat
-from hermes.models.tokens.completions import CompletionModel
-from hermes.models.tokens.generate import GenerateModel
+from hermes.models.tokens.completions import CompletionModel, GenerateModel
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.envs.token_cases import LONG, TOOLS, encode_plain
 from tests.envs.token_source import Answer, ScriptedSource, TokenServer, bundled_answers, said

@@ -23,8 +23,8 @@ from hermes.config.load import load
 from hermes.core import Message, Source, ToolCall, Trajectory
 from hermes.envs.agent.grading import grade, uses_results_directly, validate_reward
 from hermes.envs.agent.result import AgentResult, read_result
-from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.agent.tool_context import ToolContext
+from hermes.envs.cli.sample_grader import ScriptedPolicy
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import SandboxError, UsageError
 from hermes.sandbox.base import Sandbox

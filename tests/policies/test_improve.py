@@ -31,7 +31,7 @@ from hermes.policies.rows import (
 )
 from hermes.policies.scoring import ComparisonGain
 from hermes.policies.sequential import run_test
-from hermes.rl.process import fetch_json
+from hermes.serving.fetch import fetch_json
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes.rl.process import fetch_json
 from hermes.rl.supervise.ports import is_free
 from hermes.rl.supervise.process_group import ProcessFailedError, ProcessGroup, sigterm_as_interrupt
+from hermes.serving.fetch import fetch_json
 from tests.ports import free_port
 
 

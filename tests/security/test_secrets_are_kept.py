@@ -31,7 +31,7 @@ from hermes.core import (
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.groups import GroupWriter
 from hermes.envs.modes import metrics, redaction
-from hermes.envs.modes.eval_log import evaluate_log
+from hermes.envs.modes.evaluate import evaluate_log
 from hermes.envs.modes.process import generate_html
 from hermes.safety.redact import Redactor
 from hermes.store import Writer

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from metric_table import undescribed
 
 from hermes.training.checkpoints import RetentionPolicy
-from hermes.training.monitor.metric_table import undescribed
 from hermes.training.monitor.sinks import JsonLines, Sinks
 from hermes.training.service.client import LoraSpec, connection
 from hermes.training.session import TrainingRunSpec

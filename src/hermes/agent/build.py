@@ -64,7 +64,7 @@ class RolloutPlan:
     examples: Sequence[Message] = ()
     """Shown to the model after the system prompt, but not part of the dataset."""
     only_tools: frozenset[str] | None = None
-    """Of the toolsets' tools, only these are offered; None: all."""
+    """Only these of the toolsets' tools are offered; None: all."""
     extra_tools: Sequence[Tool] = ()
     """Offered beside the toolsets' tools (an environment's own, say)."""
     adapt: Callable[[Tool], Tool] | None = None

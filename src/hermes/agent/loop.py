@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hermes.agent import outcomes
 from hermes.agent.capture import Recorder
 from hermes.agent.replay import RecordedSteps
 from hermes.config.settings import LimitSettings
 from hermes.core import (
+    Boundary,
     JSONObject,
     Message,
     ModelCall,
@@ -28,14 +28,16 @@ from hermes.core import (
     Sampling,
     Step,
     StepKind,
+    StopReason,
     ToolCall,
     ToolErrorKind,
     ToolResult,
     Usage,
 )
 from hermes.core.clock import now_ms
-from hermes.core.model_call import INTERRUPTED
-from hermes.errors import LimitError, ProviderError, SandboxError
+from hermes.core.model_call import CONTENT_FILTER, INTERRUPTED
+from hermes.core.outcome import COMPLETED
+from hermes.errors import ContextOverflowError, LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.usage import price_of
 from hermes.tools.base import Tool, Workbench
@@ -125,16 +127,16 @@ class AgentLoop:
                 step = await self._call_model()
                 yield step
                 assert step.call is not None
-                self.outcome = outcomes.from_answer(step.message, step.call)
+                self.outcome = outcome_of_answer(step.message, step.call)
                 if self.outcome is not None:
                     return
                 async for result in self._run_tools(step.message.tool_calls):
                     yield result
             raise LimitError("max_turns", f"stopped after {self.limits.max_turns} model calls")
         except (LimitError, ProviderError, SandboxError) as error:
-            self.outcome = outcomes.from_error(error)
+            self.outcome = outcome_of_error(error)
         except BaseException as error:
-            self.outcome = self.outcome or outcomes.from_error(error)
+            self.outcome = self.outcome or outcome_of_error(error)
             raise
 
     async def finish(self, outcome: Outcome | None = None) -> Outcome | None:
@@ -315,3 +317,44 @@ def _call_positions(messages: Sequence[Message]) -> Iterator[tuple[int, ToolCall
 
 def _succeeded(task: asyncio.Task[Step]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+_LIMITS = {
+    "max_turns": StopReason.MAX_TURNS,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "max_cost": StopReason.MAX_COST,
+    "max_calls": StopReason.MAX_CALLS,
+    "timeout": StopReason.TIMEOUT,
+}
+
+
+def outcome_of_answer(message: Message, call: ModelCall) -> Outcome | None:
+    """The outcome of a model's answer; None if it calls tools, so that the turn continues."""
+    runnable = [tool_call for tool_call in message.tool_calls if tool_call.error is None]
+    if call.finish_reason == "length" and not runnable:
+        return Outcome(StopReason.TRUNCATED, Boundary.LIMIT, detail="the answer hit the completion limit")
+    if message.tool_calls:
+        return None
+    if call.finish_reason == CONTENT_FILTER:
+        return Outcome(StopReason.FILTERED, Boundary.PROVIDER, detail="the provider withheld the answer")
+    if not message.content.strip():
+        return Outcome(StopReason.EMPTY, Boundary.MODEL, detail="the answer has no text and calls no tool")
+    return COMPLETED
+
+
+def outcome_of_error(error: BaseException) -> Outcome:
+    """Every exception has an outcome; an unexpected one is the host's failure, never the policy's."""
+    kind = type(error).__name__
+    match error:
+        case LimitError():
+            return Outcome(_LIMITS[error.limit], Boundary.LIMIT, kind, error.message)
+        case ContextOverflowError():
+            return Outcome(StopReason.CONTEXT_FULL, Boundary.LIMIT, kind, error.message)
+        case ProviderError():
+            return Outcome(StopReason.ERROR, Boundary.PROVIDER, kind, error.message)
+        case SandboxError():
+            return Outcome(StopReason.ERROR, Boundary.SANDBOX, kind, error.message)
+        case asyncio.CancelledError() | KeyboardInterrupt() | GeneratorExit():
+            return Outcome(StopReason.CANCELLED, Boundary.USER, kind)
+        case _:
+            return Outcome(StopReason.ERROR, Boundary.HOST, kind, str(error))

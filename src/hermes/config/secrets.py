@@ -30,7 +30,7 @@ _SECRET_WORDS = frozenset(
 _SECRET_ENDINGS = (
     *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "APIKEYS"),
 )
-"""Of a word: PGPASSWORD, GHTOKEN."""
+"""Endings of a word that make it a secret: PGPASSWORD, GHTOKEN."""
 _SECRET_PHRASES = (
     "CONNECTION_STRING",
     "CONNECTIONSTRING",

@@ -85,9 +85,9 @@ class Rating:
     elapsed_ms: float | None = None
     replaces: str | None = None
     other_step: int | None = None
-    """Of a pair: the MODEL step of `other_id`; None: the one at the same place as `step_index`."""
+    """For a pair, the MODEL step of `other_id`; None: the one at the same place as `step_index`."""
     shown_first: str | None = None
-    """Of a pair: the id of the trajectory on the left, or above."""
+    """For a pair, the id of the trajectory on the left, or above."""
     source: RaterSource = RaterSource.PERSON
     labels: tuple[str, ...] = ()
     """Short words of the rater's own vocabulary: rude, wrong-tool."""
@@ -173,18 +173,18 @@ VERDICTS = "good, bad, 1 to 5; of two: a, b, tie, both_bad; of a step: good, neu
 @dataclass(frozen=True, slots=True)
 class RatingDraft:
     trajectory_id: str
-    """Of a pair: the trajectory that is called a."""
+    """For a pair, the trajectory that is called a."""
     verdict: str
     """One of `VERDICTS`."""
     rater: str
     other_id: str | None = None
-    """Of a pair: the trajectory that is called b."""
+    """For a pair, the trajectory that is called b."""
     step_index: int | None = None
     other_step: int | None = None
     per_step: bool = False
     """Whether the verdict is on the step alone and not on the turn that it belongs to."""
     strength: int | None = None
-    """Of a or b: 1 slightly, 2 clearly, 3 much better; None: not stated, which counts as 2."""
+    """How much better a or b is: 1 slightly, 2 clearly, 3 much; None: not stated, which counts as 2."""
     comment: str | None = None
     labels: tuple[str, ...] = ()
     elapsed_ms: float | None = None

@@ -97,7 +97,7 @@ class TrainSequence:
         return sum(self.loss_mask)
 
     def trained_only(self, values: Sequence[T]) -> list[T]:
-        """Of values by token, those of the tokens that are trained on."""
+        """The values, one a token, of the tokens that are trained on."""
         return [value for value, in_loss in zip(values, self.loss_mask, strict=True) if in_loss]
 
     @property

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from hermes.engine import cpu_threads
 from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
-from hermes.engine.compute import Compute, closed_error
+from hermes.engine.compute import Compute, closed_error, run_in_fresh_thread, single_threaded, use_all_threads
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
@@ -26,6 +25,7 @@ from hermes.engine.memory import peak_bytes
 from hermes.engine.sampling.request import parse_request
 from hermes.engine.schedule import ScheduledCall, Task, failed_future
 from hermes.engine.setup import build
+from hermes.engine.spec import ModelSpec
 from hermes.engine.training.forward_backward import forward_backward, optim_step
 from hermes.engine.types import (
     AdamParams,
@@ -43,20 +43,70 @@ from hermes.errors import HermesError
 T = TypeVar("T")
 
 
-class Engine:
+class PolicyShelf:
+    """The policies of an engine, by their ids in memory and as files: the same for an engine and a front."""
+
+    spec: ModelSpec
+    _registry: AdapterRegistry
+    _disk: ThreadPoolExecutor
+
+    def export(self, policy_id: str, folder: Path) -> Future[int]:
+        """Writes a policy as PEFT files; returns their size in bytes."""
+
+        def write() -> int:
+            assert handle.policy.weights is not None
+            return save_adapter(folder, handle.policy.weights, handle.config, self.spec)
+
+        try:
+            handle = self._registry.policy(policy_id)
+        except HermesError as error:
+            return failed_future(error)
+        return self._on_disk(write)
+
+    def load_policy(self, folder: Path) -> Future[str]:
+        """A policy with the weights of a saved adapter, in the engine's format or PEFT's."""
+
+        def read() -> str:
+            weights, config, _ = load_adapter(folder, self.spec, optimizer=False)
+            return self._publish(lambda: self._registry.add_policy(weights, config, None))
+
+        return self._on_disk(read)
+
+    def policy(self, policy_id: str) -> PolicyInfo:
+        return self._registry.policy(policy_id).info
+
+    def policies(self) -> tuple[PolicyInfo, ...]:
+        return tuple(handle.info for handle in self._registry.policies)
+
+    def cancel(self, future: Future[SampleResult]) -> None:
+        """Cancels a request; its sequences leave the batch at the next step."""
+        future.cancel()
+
+    def _on_disk(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._disk.submit(work)
+        except RuntimeError:  # it was shut down
+            return failed_future(closed_error())
+
+    def _publish(self, add: Callable[[], str]) -> str:
+        """Adds a policy and returns its id."""
+        return add()
+
+
+class Engine(PolicyShelf):
     """Loads the base model when it is created; runs from `start` to `close`."""
 
     def __init__(self, options: EngineOptions) -> None:
         threads = torch.get_num_threads()
-        self._parts = cpu_threads.run_in_fresh_thread(lambda: build(options))
+        self._parts = run_in_fresh_thread(lambda: build(options))
         self._backbone = self._parts.backbone
         self.device, self.dtype = self._backbone.device, self._backbone.dtype
         self.spec = replace(self._backbone.spec, max_length=self._parts.limits.longest)
         self.tokenizer_dir = options.model
         self.limits = self._parts.limits
         self._registry = AdapterRegistry(self._backbone.device, self._backbone.dtype, options.max_adapters)
-        self._compute = Compute(self._parts.sampler, lambda: cpu_threads.use_all_threads(threads))
-        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", cpu_threads.single_threaded)
+        self._compute = Compute(self._parts.sampler, lambda: use_all_threads(threads))
+        self._disk = ThreadPoolExecutor(1, "hermes-engine-disk", single_threaded)
         self._trained_tokens = 0
         self._optimizer_steps = 0
 
@@ -163,28 +213,6 @@ class Engine:
 
         return self._call(adapter_id, "the loaded weights", read)
 
-    def export(self, policy_id: str, folder: Path) -> Future[int]:
-        """Writes a policy as PEFT files; returns their size in bytes."""
-
-        def write() -> int:
-            assert handle.policy.weights is not None
-            return save_adapter(folder, handle.policy.weights, handle.config, self.spec)
-
-        try:
-            handle = self._registry.policy(policy_id)
-        except HermesError as error:
-            return failed_future(error)
-        return self._on_disk(write)
-
-    def load_policy(self, folder: Path) -> Future[str]:
-        """A policy with the weights of a saved adapter, in the engine's format or PEFT's."""
-
-        def read() -> str:
-            weights, config, _ = load_adapter(folder, self.spec, optimizer=False)
-            return self._registry.add_policy(weights, config, None)
-
-        return self._on_disk(read)
-
     def drop_policy(self, policy_id: str) -> None:
         """Rejects new requests for the policy and frees it once its running requests are finished."""
         policy = self._registry.drop_policy(policy_id)
@@ -195,12 +223,6 @@ class Engine:
         handle = self._registry.adapter(adapter_id)
         steps = handle.adapter.steps if handle.adapter else 0
         return AdapterInfo(handle.id, handle.config, steps, self._compute.queues.length(handle.id))
-
-    def policy(self, policy_id: str) -> PolicyInfo:
-        return self._registry.policy(policy_id).info
-
-    def policies(self) -> tuple[PolicyInfo, ...]:
-        return tuple(handle.info for handle in self._registry.policies)
 
     def sample(self, policy_id: str | None, request: SampleRequest) -> Future[SampleResult]:
         """Samples from a policy, or from the base model. The future can be cancelled until it is done."""
@@ -220,10 +242,6 @@ class Engine:
 
         job.future.add_done_callback(remove_if_cancelled)
         return job.future
-
-    def cancel(self, future: Future[SampleResult]) -> None:
-        """Cancels a request; its sequences leave the batch at the next step."""
-        future.cancel()
 
     def stats(self) -> EngineStats:
         sampler, counts = self._parts.sampler, self._parts.sampler.counts
@@ -255,12 +273,6 @@ class Engine:
         except HermesError as error:
             return failed_future(error)
         return self._compute.submit(adapter_id, ScheduledCall(subject, lambda: start(handle)))
-
-    def _on_disk(self, work: Callable[[], T]) -> Future[T]:
-        try:
-            return self._disk.submit(work)
-        except RuntimeError:  # it was shut down
-            return failed_future(closed_error())
 
     def _create(self, handle: AdapterHandle) -> Task[str]:
         yield from ()

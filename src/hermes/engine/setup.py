@@ -43,9 +43,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _MAX_BATCH = {"cpu": 64, "cuda": 1024}
 _CPU_PREFILL_TOKENS = 512
 _CPU_PREFILL_S = 1.0
-"""Of one prefill step: a request that comes meanwhile waits for it."""
+"""The time of one prefill step: a request that comes meanwhile waits for it."""
 _PREFILL_MULTIPLICATIONS = 16e12
-"""Of one prefill step on a GPU, about 40 ms: small models compute more tokens at once."""
+"""The work of one prefill step on a GPU, about 40 ms: small models compute more tokens at once."""
 _CPU_TRAIN_TOKENS = (256, 2048)
 """Minimum and maximum of a training micro-batch: more tokens share prompts and fill the cores, but need
 memory."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     ModelConfig: TypeAlias = PretrainedConfig | SimpleNamespace
-    """Of transformers, or the fields of a config.json that states everything (engine.model.config)."""
+    """Transformers' own, or the fields of a config.json that states everything (engine.model.config)."""
 
 Site = tuple[int, str]
 """A linear that an adapter can change: the layer and the projection's name. The LM head is HEAD."""

@@ -135,7 +135,7 @@ class TopK:
 class SampledSequence:
     tokens: Ints
     logprobs: Floats
-    """Of the sampled tokens, under the distribution they were sampled from (temperature applied)."""
+    """The sampled tokens' logprobs, under the distribution they were sampled from (temperature applied)."""
     stop_reason: StopReason
     topk: TopK | None = None
 

@@ -112,7 +112,7 @@ def _thread_frames(thread_id: int) -> list[FrameType]:
 
 
 def _coroutine_frames(work: Any) -> list[FrameType]:
-    """Of a coroutine that waits, outermost first."""
+    """The frames of a coroutine that waits, outermost first."""
     frames = []
     while work is not None and getattr(work, "cr_frame", None) is not None:
         frames.append(work.cr_frame)

@@ -316,7 +316,7 @@ class BaseEnv(ABC):
         verbose: bool = True,
     ) -> None:
         """Writes metrics.json and samples.jsonl to data_dir_to_save_evals, and prints a table."""
-        from hermes.envs.modes import eval_log
+        from hermes.envs.modes.evaluate import evaluate_log
 
         first_server = getattr(self.server.servers[0], "config", None) if self.server.servers else None
         model = (
@@ -324,7 +324,7 @@ class BaseEnv(ABC):
             or getattr(self.config, "model_name", None)
             or getattr(first_server, "model_name", None)
         )
-        eval_log.evaluate_log(
+        evaluate_log(
             metrics,
             self.config.data_dir_to_save_evals,
             task_name or f"{self.display_name}_eval",

@@ -32,7 +32,7 @@ class ScoredDataGroup(TypedDict, total=False):
     messages: list[list[Message]] | None
     generation_params: dict[str, Any] | None
     inference_logprobs: list[list[float]] | None
-    """Of the sampled tokens under the weights that sampled them; 1.0 where masked."""
+    """The logprobs of the sampled tokens under the weights that sampled them; 1.0 where masked."""
     group_overrides: dict[str, Any] | None
     overrides: list[dict[str, Any]] | None
     images: Any

@@ -49,9 +49,9 @@ from hermes.policies.sequential import (
     run_test,
     spent_error_rate,
 )
-from hermes.rl.process import fetch_json
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.serving.fetch import fetch_json
 from hermes.store import Reader
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.preference.prompts import pair_prompts

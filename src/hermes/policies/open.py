@@ -13,8 +13,9 @@ from hermes.disk.files import atomic_write, ensure_dir
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
-from hermes.rl.process import HERMES, fetch_json
+from hermes.rl.process import HERMES
 from hermes.rl.supervise import ports
+from hermes.serving.fetch import fetch_json
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ class SequentialTest:
     better: tuple[float, ...] = field(default=(0.0,) * len(STAKES))
     """Logarithm of the wealth of each gambler who bets on wins."""
     worse: tuple[float, ...] = field(default=(0.0,) * len(STAKES))
-    """Of each who bets on losses."""
+    """Logarithm of the wealth of each gambler who bets on losses."""
     highest: float = 1.0
     """The largest wealth so far of those who bet on wins."""
     highest_worse: float = 1.0

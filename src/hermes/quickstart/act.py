@@ -7,7 +7,6 @@ in the folder, so that it can be repeated by hand.
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
-from hermes.rl.process import fetch_json
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.serving.fetch import fetch, fetch_json
 from hermes.training.session import ProgressCallback
 
 MODEL = "hermes/smollm2"
@@ -140,8 +139,7 @@ def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback)
 def engine_tokens(engine_url: str) -> EngineTokens:
     """Tokens that the engine has sampled and trained on since it was started."""
     try:
-        with urllib.request.urlopen(f"{engine_url}/metrics", timeout=_COUNTS_S) as response:
-            values = read_counts(response.read().decode())
+        values = read_counts(fetch(f"{engine_url}/metrics", timeout_s=_COUNTS_S).decode())
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not respond: {error}", "see its log") from error
     return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))

@@ -31,7 +31,7 @@ class QuickstartOutcome:
     policies: tuple[tuple[str, PolicyEvaluation], ...]
     """Base, after SFT, after GRPO: the success of each on the held-out tasks."""
     losses: tuple[float, ...]
-    """Of the warm start, step by step."""
+    """The losses of the warm start, step by step."""
     curve: tuple[Point, ...]
     stages: tuple[Stage, ...]
     weights: str

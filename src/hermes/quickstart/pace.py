@@ -7,14 +7,13 @@ otherwise idle machine, and can be off by a third.
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hermes.core.durations import duration
 from hermes.errors import HermesError
+from hermes.serving.fetch import fetch
 
 LIMIT_S = 480.0
 """A quickstart on a CPU should end within this time."""
@@ -87,12 +86,8 @@ def _sample(engine_url: str, prompts: int, offset: int) -> None:
         for number in range(prompts)
     ]
     params = {"max_new_tokens": _NEW_TOKENS, "temperature": 1.0}
-    body = json.dumps({"input_ids": ids, "sampling_params": params}).encode()
-    request = urllib.request.Request(
-        f"{engine_url}/generate", body, {"Content-Type": "application/json"}, method="POST"
-    )
+    body = {"input_ids": ids, "sampling_params": params}
     try:
-        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
-            response.read()
+        fetch(f"{engine_url}/generate", body, timeout_s=_PATIENCE_S)
     except OSError as error:
         raise HermesError(f"the engine at {engine_url} does not sample: {error}", "see its log") from error

@@ -12,9 +12,9 @@ from hermes.quickstart.outcome import Point, QuickstartOutcome
 from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import ENVIRONMENT, QuickstartRecipe
 from hermes.quickstart.warm_start import export_right, step_reporter, warm_start
-from hermes.rl.process import fetch_json
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise import ports
+from hermes.serving.fetch import fetch_json
 from hermes.training.session import ProgressCallback
 
 BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"

@@ -67,7 +67,7 @@ def krippendorff_alpha(units: Iterable[Sequence[float]], scale: Scale = Scale.NO
 
 
 def cohen_kappa(both: Iterable[tuple[Hashable, Hashable]]) -> float | None:
-    """Of two raters' categories on the same items; None without items, 1 if both always say the same one."""
+    """The kappa of two raters' categories; None without items, 1 if both always say the same one."""
     pairs = list(both)
     if not pairs:
         return None
@@ -99,14 +99,14 @@ class RaterFigures:
     seconds: float | None
     """Median seconds an item; None if nothing was timed."""
     first_shown: Share
-    """Of their choices between two with a winner: how often it was the one shown first."""
+    """How often the winner of their choices between two was the one shown first."""
     repeats: Share
-    """Of the items that they rated twice: how often both verdicts were the same."""
+    """How often both verdicts on an item that they rated twice were the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleAgreement:
-    """Of the ratings of one kind."""
+    """How far the ratings of one kind agree."""
 
     kind: RatingKind
     scale: Scale

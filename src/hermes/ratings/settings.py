@@ -85,7 +85,7 @@ class QueueItem:
     trajectory_id: str
     other_id: str | None
     shown_first: str | None
-    """Of a pair: which one is on the left; drawn from the queue's seed."""
+    """For a pair, which one is on the left; drawn from the queue's seed."""
     why: str
     repeat: bool
     """Whether the same rater had it before. Never shown to them."""

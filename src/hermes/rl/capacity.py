@@ -25,7 +25,7 @@ _BF16, _FP32 = 2, 4
 _PASSES = 3
 """Operations between products: once forwards, twice backwards."""
 _MAX_TRAIN_TOKENS = 65_536
-"""Of a micro-batch on a GPU (engine/setup.py)."""
+"""The largest micro-batch on a GPU (engine/setup.py)."""
 _ACTIVATION_SHARE, _KV_SHARE = 0.6, 0.5
 _LENGTH_SPREAD = 1.5
 """The longest answer over the mean one: so many more decode steps, with so many fewer sequences in each."""
@@ -53,19 +53,19 @@ class DeviceSpeed:
     attention_bytes_per_s: float
     """At which keys and values are read."""
     flop_per_s: float
-    """Of large matrix products while prompts are computed."""
+    """The rate of large matrix products while prompts are computed."""
     train_flop_per_s: float
     """The same in forward and backward passes."""
     layer_latency_s: float
-    """Of one layer of a decode step, however few the sequences."""
+    """The time of one layer of a decode step, however few the sequences."""
     adapter_latency_s: float
     """What an adapter adds to that."""
     row_s: float
-    """Of drawing and bookkeeping for one sequence of a decode step."""
+    """The time of drawing and bookkeeping for one sequence of a decode step."""
     element_s: float
-    """Of the operations that are no matrix products: for a token, per layer and hidden unit, one way."""
+    """The time of what is no matrix product: for a token, per layer and hidden unit, one way."""
     sequence_s: float
-    """Of planning and bookkeeping for one sequence of a training call."""
+    """The time of planning and bookkeeping for one sequence of a training call."""
     weight_copies: int
     """Copies of the base model in memory: one to train, others laid out or merged for sampling."""
     runtime_bytes: float
@@ -211,7 +211,7 @@ class RolloutWorkload:
 
     @property
     def computed_tokens(self) -> int:
-        """Of one training step, prompts of groups counted once."""
+        """The tokens of one training step, prompts of groups counted once."""
         return self.groups * self.prompt_tokens + self.batch_size * (self.new_tokens + self.tool_tokens)
 
 
@@ -242,7 +242,7 @@ class CapacityPlan:
     sequences_at_once: int
     """On one replica."""
     decode_tokens_per_s: float
-    """Of one replica while that many sequences decode."""
+    """The rate of one replica while that many sequences decode."""
     busy_s: Mapping[str, float]
     """What the busiest process or device of each part works in a step."""
     step_s: float
@@ -330,7 +330,7 @@ def decode_step_s(
 
 
 def _read_weights_s(shape: ModelShape, device: DeviceSpeed) -> float:
-    """Of one pass over all layers. Quantised ones are read, written in bf16, and read again."""
+    """The time of one pass over all layers. Quantised ones are read, written in bf16, and read again."""
     if shape.quantization is None:
         return _BF16 * shape.parameters / device.read_bytes_per_s
     layers = shape.parameters - shape.embedding_parameters

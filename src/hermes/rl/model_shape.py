@@ -16,7 +16,7 @@ from hermes.training.schedule import parameters_of
 
 BUNDLED = "hermes/smollm2"
 _LAYER_BYTES = {None: 2.0, "nf4": 0.5625, "int8": 1.0}
-"""Of one weight in a layer, with its share of the scales."""
+"""The size of one weight in a layer, with its share of the scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> float:
-        """Of one copy of the weights, in bf16 where they are not quantised."""
+        """The size of one copy of the weights, in bf16 where they are not quantised."""
         layers = self.parameters - self.embedding_parameters
         return layers * _LAYER_BYTES[self.quantization] + 2 * self.embedding_parameters
 
@@ -61,7 +61,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
 
     def adapter_parameters(self, rank: int) -> float:
-        """Of a LoRA on all linear layers and the output projection."""
+        """The parameters of a LoRA on all linear layers and the output projection."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = (self.hidden + query) + 2 * (self.hidden + key) + (query + self.hidden)
         block = attention + 3 * (self.hidden + self.intermediate)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import math
 import os
 import shutil
@@ -18,20 +17,17 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.error import URLError
 
 from hermes.config.environment import without_stored
-from hermes.core import JSON, JSONObject
+from hermes.core import JSON
 
 HERMES = (sys.executable, "-P", "-m", "hermes")
 """-P: nothing in the directory it starts in can take the place of a module."""
 _GATE = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 """Runs the command after it in the same process once a line arrives; exits if the writer dies before."""
-_PROBE_S = 2.0
 _POLL_S = 0.05
 TAIL_BYTES = 16_384
 """How much of a log or of the metrics is read where only the end matters: several rows."""
@@ -193,19 +189,6 @@ def signal_group(process_id: ProcessId, number: signal.Signals) -> None:
     """Sends a signal to the group that the process leads. A group that does not exist is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process_id.pid, number)
-
-
-def fetch_json(url: str, token: str | None = None) -> JSONObject | None:
-    """The JSON object that a server returns; None if it does not respond."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=_PROBE_S
-        ) as response:
-            body: JSONObject = json.loads(response.read() or b"{}")
-            return body
-    except (URLError, OSError, ValueError):
-        return None
 
 
 def read_tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:

@@ -20,10 +20,11 @@ from hermes.config.load import Config
 from hermes.config.paths import db_path
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError
-from hermes.rl.process import ProcessId, fetch_json, signal_group
+from hermes.rl.process import ProcessId, signal_group
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import api_arguments
 from hermes.rl.supervise.process_group import ProcessGroup
+from hermes.serving.fetch import fetch_json
 from hermes.store import Reader
 from hermes.training.launch import Launch, chat_renderer, run_spec, train_rl
 from hermes.training.monitor.overoptimisation import OveroptimisationGuard

@@ -31,9 +31,9 @@ class IntakeLimits:
 
     max_groups: int = 20_000
     max_bytes: int = 4 << 30
-    """Of groups that are buffered, queued or leased."""
+    """The size of all groups that are buffered, queued or leased."""
     max_body_bytes: int = 256 << 20
-    """Of one request, decompressed."""
+    """The size of one request, decompressed."""
     max_held: int = 1_024
     """Groups of one environment that cannot be served now: parts of groups, and sizes that fit no batch."""
     env_timeout_s: float = 60.0

@@ -108,16 +108,6 @@ class PrivatePlaces:
         return folder is not None and path != folder and path.is_relative_to(folder)
 
 
-def credential_pathspecs() -> list[str]:
-    """What git calls these files, and a few more, in any folder of a repository."""
-    names = (*_FILE_GLOBS, *(f"{folder}/**" for folder in sorted(_FOLDERS)))
-    return [f":(icase,glob)**/{name}" for name in names]
-
-
-def is_in_credential_folder(path: str) -> bool:
-    return not _FOLDERS.isdisjoint(path.lower().split("/"))
-
-
 def is_imported_from(real: Path) -> bool:
     """Whether this process imports modules from there, so that a file written there would run in it."""
     folders = (sys.prefix, *(entry for entry in sys.path if entry))

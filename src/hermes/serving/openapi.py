@@ -48,7 +48,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
     """Status codes in addition to those of every operation with a body or query."""
     content_type: str = JSON
-    """Of the response."""
+    """The type of the response."""
     body_content_type: str = JSON
     """Another one than JSON: the body is bytes."""
     include_in_schema: bool = True

@@ -7,6 +7,8 @@ place atomically; until then it is not listed. The lock file stores the hash of 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +19,15 @@ from pathlib import Path
 from hermes.config.paths import skills_dir
 from hermes.core import JSONObject, new_id
 from hermes.core.names import did_you_mean
-from hermes.disk.files import atomic_write, ensure_dir
-from hermes.errors import UsageError
-from hermes.skills.catalogue import bundled_skills, file_errors, list_skills, skill_directories
-from hermes.skills.lock import changes, hash_files, read_lock, write_lock
+from hermes.disk.files import atomic_write, ensure_dir, read_text
+from hermes.errors import ConfigError, UsageError
+from hermes.skills.catalogue import (
+    bundled_skills,
+    file_errors,
+    list_skills,
+    relative_files,
+    skill_directories,
+)
 from hermes.skills.skill import (
     MAX_SKILL_BYTES,
     SKILL_FILE,
@@ -240,3 +247,39 @@ def _unlock(home: Path, name: str) -> None:
     lock = read_lock(home)
     if lock.pop(name, None) is not None:
         write_lock(home, lock)
+
+
+LOCK_FILE = ".lock.json"
+
+
+def hash_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)}
+
+
+def read_lock(home: Path) -> dict[str, JSONObject]:
+    """Skill name → {source, version, files: {path: sha256}}; empty if no skill was installed."""
+    path = skills_dir(home) / LOCK_FILE
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        data = json.loads(text)
+        return {name: {**entry, "files": dict(entry["files"])} for name, entry in data.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not a skill lock file.", "Move it away and reinstall the skills."
+        ) from error
+
+
+def write_lock(home: Path, lock: Mapping[str, JSONObject]) -> None:
+    atomic_write(skills_dir(home) / LOCK_FILE, json.dumps(lock, indent=1, sort_keys=True) + "\n")
+
+
+def changes(directory: Path, locked: Mapping[str, str]) -> tuple[str, ...]:
+    """The differences between the files in `directory` and the installed ones."""
+    current = hash_files({name: (directory / name).read_bytes() for name in relative_files(directory)})
+    return (
+        *(f"{name} was changed" for name in current if name in locked and current[name] != locked[name]),
+        *(f"{name} was added" for name in current if name not in locked),
+        *(f"{name} is missing" for name in locked if name not in current),
+    )

@@ -23,9 +23,9 @@ MAX_SKILL_BYTES = 256_000
 MAX_NAME_CHARS = 64
 MAX_DESCRIPTION_CHARS = 1024
 MAX_SUMMARY_CHARS = 80
-"""Of the line that the agent's prompt has for a skill: with the name about 25 tokens."""
+"""Limit of the line that the agent's prompt has for a skill: with the name about 25 tokens."""
 MAX_CUT_CHARS = 60
-"""Of a description that stands in for a summary; its words are not chosen to be few tokens."""
+"""Limit of a description that stands in for a summary; its words are not chosen to be few tokens."""
 AREAS = (
     "training",
     "inference",
@@ -87,7 +87,7 @@ class Skill:
     version: str | None = None
     license: str | None = None
     platforms: tuple[str, ...] = ()
-    """Of 'linux', 'macos', 'windows'; empty means every platform."""
+    """Some of 'linux', 'macos', 'windows'; empty means every platform."""
     env_vars: tuple[str, ...] = ()
     """Environment variables it needs."""
     commands: tuple[str, ...] = ()
@@ -299,7 +299,7 @@ class _Fields:
         return {name: section.text(name, MAX_NAME_CHARS) for name in section._data}
 
     def packages(self) -> Iterator[PinnedPackage]:
-        """Of `packages: [{name, version}]`, or of `package: {name, version}` where there is one."""
+        """The entries of `packages: [{name, version}]`, or the one of `package: {name, version}`."""
         single = self._data.get("package")
         values = [single] if isinstance(single, dict) else self._data.get("packages") or []
         if not isinstance(values, list):

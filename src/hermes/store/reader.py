@@ -258,7 +258,7 @@ class Reader:
         return list(events.select(self._db, events.ABOUT, (trajectory_id,)))
 
     def all_ratings(self, *, everything: bool = False, since_ms: int | None = None) -> Iterator[Rating]:
-        """Of all trajectories, oldest first. `everything`: also replaced ones, and the withdrawals."""
+        """All ratings, oldest first. `everything`: also replaced ones, and the withdrawals."""
         return events.select(self._db, "r.created_at_ms >= ?", (since_ms or 0,), everything=everything)
 
     def rating(self, rating_id: str) -> Rating:
@@ -315,7 +315,7 @@ class Reader:
         return sorted({run_id for name in ids if (run_id := self._run_of(name))})
 
     def names(self, kind: str) -> list[str]:
-        """Of all trajectories; `kind` is run, model or tool (one that was called)."""
+        """The names that trajectories have; `kind` is run, model or tool (one that was called)."""
         query = {
             "run": "SELECT DISTINCT run_id FROM trajectories WHERE run_id IS NOT NULL",
             "model": "SELECT DISTINCT model FROM trajectories",

@@ -65,7 +65,7 @@ class Rows:
         self._path: dict[int, list[_Node]] = {}
         self._tools: dict[int, tuple[Sequence[JSONObject], int]] = {}
         self._messages: dict[Message, _Stored] = {}
-        """Of this transaction: between two, another process may delete."""
+        """Stored in this transaction: between two, another process may delete."""
 
     @property
     def connection(self) -> sqlite3.Connection:

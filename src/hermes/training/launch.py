@@ -344,8 +344,7 @@ def _openai_proxy(config: Config, options: RlOptions) -> OpenAIProxyConfig | Non
 
 
 def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCallback) -> Evaluate | None:
-    from hermes.training.monitor.eval_command import command_evaluation
-    from hermes.training.monitor.eval_environment import environments_evaluation
+    from hermes.training.monitor.evaluations import command_evaluation, environments_evaluation
 
     if options.eval_environments:
         if len(options.eval_configs) != len(options.eval_environments) or options.eval_folder is None:

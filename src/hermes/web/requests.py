@@ -37,7 +37,7 @@ class WebRequest:
     headers: Headers
     path_values: Mapping[str, Any]
     form: Mapping[str, str]
-    """Of a repeated field the last value; empty unless the method is POST."""
+    """The fields, a repeated one with its last value; empty unless the method is POST."""
     context: WebContext
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.data.recipes.registry import RECIPES
+from hermes.data.recipes import RECIPES
 
 ROOT = Path(__file__).parents[3]
 KEYS = Path(__file__).parent / "keys"

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from hermes.data import recipes
 from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.registry import FORMATS
-from hermes.data.recipes import base, trl
-from hermes.data.recipes.base import Ask
-from hermes.data.recipes.registry import RECIPES, get_recipe, write_recipe
+from hermes.data.recipes import RECIPES, Ask, get_recipe, write_recipe
 from hermes.errors import UsageError
 from hermes.models.local.bundled import model_folder
 from tests import records
@@ -55,7 +54,7 @@ def test_every_field_exists_in_the_version_that_the_recipe_names(name: str, ask:
     found = configuration(name, ask)
     known = keys["keys"]
     if name == "trl":
-        assert set(found) <= set(known[trl.STAGES[ask.form]])
+        assert set(found) <= set(known[recipes.TRL_STAGES[ask.form]])
         assert all(set(entry) <= set(known["datasets"]) for entry in found["datasets"])
         return
     assert set(found) <= set(known["top"])
@@ -100,8 +99,8 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     )
     assert (rank, flat["lora_alpha"], length, batch) == (32, 64, 8192, 2)
     assert flat["gradient_accumulation_steps"] == 8
-    assert set(targets.split(",") if isinstance(targets, str) else targets) == set(base.TARGETS)
-    if ask.form in trl.STAGES and ask.form != "trl-sft":
+    assert set(targets.split(",") if isinstance(targets, str) else targets) == set(recipes.TARGETS)
+    if ask.form in recipes.TRL_STAGES and ask.form != "trl-sft":
         assert flat["learning_rate"] == 5e-6
     else:
         assert flat["learning_rate"] == 2e-4
@@ -110,12 +109,12 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     assert "Qwen3-8B" in json.dumps(found)
 
 
-@pytest.mark.parametrize("form", trl.STAGES)
+@pytest.mark.parametrize("form", recipes.TRL_STAGES)
 def test_trl_itself_parses_its_recipe(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import DPOConfig, KTOConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
     from trl.scripts.utils import DatasetMixtureConfig
 
-    config = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig}[trl.STAGES[form]]
+    config = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig}[recipes.TRL_STAGES[form]]
     output = tmp_path / "data.parquet"
     ask = Ask(str(output), None, form, base_model="some/model", quantised=False)
     (path,) = write_recipe(get_recipe("trl"), ask, output)
@@ -168,7 +167,7 @@ def test_unsloth_itself_accepts_its_recipe() -> None:
 
 def test_a_format_that_the_trainer_cannot_read_is_refused_with_those_it_can() -> None:
     with pytest.raises(UsageError) as refused:
-        base.check_format(get_recipe("unsloth"), "atif")
+        recipes.check_format(get_recipe("unsloth"), "atif")
     assert refused.value.hint == "--format trl-sft"
     with pytest.raises(UsageError, match="no recipe 'x'"):
         get_recipe("x")

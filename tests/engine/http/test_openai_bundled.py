@@ -20,8 +20,7 @@ from hermes.models.local.bundled import model_folder
 from hermes.models.local.chat import LocalChat
 from hermes.models.render.chat import ChatRenderer
 from hermes.models.tokens.chat import TokenChat
-from hermes.models.tokens.completions import CompletionModel
-from hermes.models.tokens.generate import GenerateModel
+from hermes.models.tokens.completions import CompletionModel, GenerateModel
 from tests.cli.process import hermes
 from tests.engine.http.engine_process import KEY, TOKEN, Server, datum, launch
 from tests.engine.http.openai_parts import TOOL, TOOLS, prompt_ids, public_client

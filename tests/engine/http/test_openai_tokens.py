@@ -15,8 +15,7 @@ from hermes.config.settings import ProviderSettings
 from hermes.core import Sampling
 from hermes.engine.server.openai.sampling import sampling_params, stop_condition
 from hermes.engine.server.openai.schema import SamplingFields as Asked
-from hermes.models.tokens.completions import CompletionModel
-from hermes.models.tokens.generate import GenerateModel
+from hermes.models.tokens.completions import CompletionModel, GenerateModel
 from tests.engine.http.engine_process import EOS, TOKEN, VOCAB, Server, prompt, tokens
 from tests.engine.http.openai_calls import generate
 from tests.engine.http.openai_parts import public_client

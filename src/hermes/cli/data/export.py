@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hermes.data.export.run import ExportPlan, ExportReport
     from hermes.data.export.select import TrajectorySelection
     from hermes.data.formats.base import Format
-    from hermes.data.recipes.base import TrainerRecipe
+    from hermes.data.recipes import TrainerRecipe
 
 _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 4_000
@@ -103,8 +103,8 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
     the data, with a manifest: counts, filters, what was redacted, hashes.
     """
     from hermes.config.load import load
-    from hermes.data.export.log import log_export
-    from hermes.data.recipes.registry import get_recipe
+    from hermes.data.export.manifest import log_export
+    from hermes.data.recipes import get_recipe
 
     if options.listing or options.form == "list":
         _list_formats(as_json)
@@ -156,7 +156,7 @@ def _delete(output: Path | None, yes: bool, as_json: bool) -> None:
 def _choose_format(options: ExportOptions, recipe: TrainerRecipe | None) -> Format:
     """The format of --format; without it the recipe's first, or ShareGPT."""
     from hermes.data.formats.registry import get_format
-    from hermes.data.recipes.base import check_format
+    from hermes.data.recipes import check_format
 
     name = options.form or (recipe.formats[0] if recipe else "sharegpt")
     if name == "sharegpt" and options.roles == "user-assistant":
@@ -244,8 +244,7 @@ def _export(config: Config, plan: ExportPlan) -> ExportReport:
 def _write_recipe(
     recipe: TrainerRecipe, plan: ExportPlan, report: ExportReport, options: ExportOptions
 ) -> list[Path]:
-    from hermes.data.recipes.base import BASE_MODEL, Ask
-    from hermes.data.recipes.registry import write_recipe
+    from hermes.data.recipes import BASE_MODEL, Ask, write_recipe
 
     files = [str(plan.output.with_name(file["name"])) for file in report.facts["files"]]
     request = Ask(

@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from math import prod
 from typing import Any
 
-from hermes.envs.modes.eval_log import evaluate_log
-from hermes.envs.modes.evaluate import measure
+from hermes.envs.modes.evaluate import evaluate_log, measure
 from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.servers.manager import ServerManager
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, create_model
 
-from hermes.envs.modes.eval_log import table
+from hermes.envs.modes.evaluate import table
 from hermes.envs.tokenise import tokenize_for_trainer
 
 if TYPE_CHECKING:

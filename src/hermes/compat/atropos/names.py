@@ -70,7 +70,7 @@ MODULES: dict[str, dict[str, str]] = {
     ),
     "envs.eval": {
         **_same("hermes.compat.atropos.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
-        "evaluate_log": "hermes.envs.modes.eval_log:",
+        "evaluate_log": "hermes.envs.modes.evaluate:",
     },
     "envs.teacher_distillation_env": _same(
         "hermes.compat.atropos.teacher:", "TeacherDistillationEnv", "TeacherDistillationConfig"

@@ -117,7 +117,7 @@ class Length:
     min_turns: int | None = None
     max_turns: int | None = None
     max_chars: int | None = None
-    """Of everything in the conversation, system prompt and tool results included."""
+    """Counts everything in the conversation, system prompt and tool results included."""
 
     name = "length"
 

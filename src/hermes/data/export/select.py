@@ -142,7 +142,7 @@ def _renamed(rating: Rating, versions: Mapping[str, str]) -> Rating:
 
 
 def _same_step(original: Step, remaining: Step) -> bool:
-    """Of the model's messages a version keeps the text and the calls; it may leave out the thinking."""
+    """A version keeps the text and the calls of the model's messages; it may leave out the thinking."""
     if (original.kind, original.started_at_ms) != (remaining.kind, remaining.started_at_ms):
         return False
     left, right = original.message, remaining.message

@@ -40,7 +40,7 @@ class WrittenFile:
     rows: int
     bytes: int
     sha256: str
-    """Of a folder: over its files' names and hashes, in order of name."""
+    """For a folder, the hash over its files' names and hashes, in order of name."""
 
 
 class RowSink(Protocol):

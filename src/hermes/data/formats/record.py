@@ -47,7 +47,7 @@ _LATER_FIELDS: JSONObject = {
     "queue": None,
     "item": None,
 }
-"""Of a rating, with the values that a row without them stands for."""
+"""Later fields of a rating, with the values that a row without them stands for."""
 
 _SCALE: dict[RatingKind, Callable[[float], float]] = {
     RatingKind.SCORE: float,
@@ -182,7 +182,7 @@ def _tokens_row(tokens: TokenTrace | None) -> JSONObject | None:
 
 
 def _verdict_row(verdict: JSONObject) -> JSONObject:
-    """Of the trajectory of its row, so its id is not repeated."""
+    """The verdict belongs to the trajectory of its row, whose id is not repeated."""
     del verdict["trajectory_id"]
     return {**verdict, "value": _json_number(verdict["value"])}
 
@@ -290,7 +290,9 @@ def _step(data: JSONObject, messages: Sequence[Message]) -> Step:
     kind = StepKind(data["kind"])
     call, result = data.get("call"), data.get("result")
     if (call is None) == (kind is StepKind.MODEL) or (result is None) == (kind is StepKind.TOOL):
-        raise BadRowError(f"step {data['index']} is of kind {kind.value}, but has not what that has")
+        raise BadRowError(
+            f"step {data['index']} is a {kind.value} step; a model step needs 'call', a tool step 'result'"
+        )
     return Step(
         index=data["index"],
         kind=kind,
@@ -352,8 +354,8 @@ def _problem(record: Record) -> str | None:
     for step in trajectory.steps:
         tokens = step.call.tokens if step.call else None
         ids = (*tokens.prompt_ids, *tokens.sampled_ids) if tokens else ()
-        if any(not isinstance(text, int) or abs(text) > _LARGEST_TOKEN for text in ids):
-            return f"step {step.index} has token ids that are none"
+        if any(not isinstance(token, int) or abs(token) > _LARGEST_TOKEN for token in ids):
+            return f"step {step.index} has a token id that is not a whole number of 32 bits"
     parts = (
         ("header", trajectory.header, Header),
         ("steps", tuple(trajectory.steps), tuple[Step, ...]),

@@ -96,7 +96,7 @@ class PairCandidate:
     """Its pairwise ratings, from either side, with the start of its turn; None: where the two part."""
     retry_of: str | None
     last_context: str | None
-    """Of its last turn, which is the one that a retry does again."""
+    """The context of its last turn, which is the one that a retry does again."""
     last_start: int | None
 
     def answer(self, context: str | None) -> RatedAnswer | None:

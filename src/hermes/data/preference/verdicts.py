@@ -239,7 +239,7 @@ def _score(rating: Rating) -> float | None:
 
 
 def _position(example: Example, step_index: int) -> int | None:
-    """Of the model's step among the messages."""
+    """The place of the model's step among the messages."""
     for position, step in enumerate(conversation_steps(example)):
         if step.index == step_index and step.kind is StepKind.MODEL:
             return position

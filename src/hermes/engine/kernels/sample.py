@@ -39,7 +39,7 @@ def _reduce_blocks(
 
 @triton.jit
 def _block_mass(sums, peak, top, scale, part, inside):
-    """Of each block, the sum of exp((logit - top) / scale)."""
+    """The sum of exp((logit - top) / scale) of each block."""
     return tl.load(sums + part, mask=inside, other=0.0) * tl.exp((peak - top) / scale)
 
 
@@ -125,7 +125,7 @@ def sample_rows(
 
 
 def _block_statistics(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each block of logits: the maximum, the sum of exponentials and the index of the maximum."""
+    """The maximum, the sum of exponentials and the index of the maximum of each block of logits."""
     rows, vocab = logits.shape
     blocks = triton.cdiv(vocab, _BLOCK)
     peaks, sums = torch.empty(2, rows, blocks, device=logits.device)

@@ -64,7 +64,7 @@ class LlamaBackbone:
     spec: ModelSpec
     embed: Tensor
     layers: Sequence[LlamaLayer]
-    """Of a quantised model, a sequence that dequantises a layer when it is read: read each once a pass."""
+    """A quantised model's sequence dequantises a layer when it is read: read each once a pass."""
     norm: Tensor
     head_weight: Tensor
     inv_freq: Tensor

@@ -32,7 +32,7 @@ class LayerCut:
     keys: slice
     """Rows of the key and value projections."""
     inner: slice
-    """Of the feed-forward layer's inner width."""
+    """The part of the feed-forward layer's inner width."""
     has_output_bias: bool
     """Whether the bias after the output projection belongs to this part."""
 

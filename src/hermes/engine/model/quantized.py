@@ -90,7 +90,7 @@ class QuantizedLayers(Sequence[LlamaLayer]):
 
     @property
     def nbytes(self) -> int:
-        """Of the quantised matrices."""
+        """The size of the quantised matrices."""
         return sum(matrix.nbytes for layer in self._layers for matrix in layer.matrices.values())
 
     def __len__(self) -> int:

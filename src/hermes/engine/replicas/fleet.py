@@ -28,7 +28,7 @@ _MAX_STARTS = 5
 """In a row, without becoming ready; then the worker is given up."""
 _WORKER_MODULE = "hermes.engine.replicas.worker"
 _CORES_PER_REPLICA = 8
-"""Of a CPU, for `auto`: fewer cores sample and train faster with one pool of threads."""
+"""Cores of a CPU that `auto` gives a replica: fewer sample and train faster with one pool of threads."""
 
 
 @dataclass(frozen=True, slots=True)

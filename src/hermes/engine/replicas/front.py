@@ -26,10 +26,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from hermes.engine import cpu_threads
 from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
-from hermes.engine.compute import closed_error
-from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, PolicyInfo
+from hermes.engine.compute import closed_error, single_threaded
+from hermes.engine.engine import PolicyShelf
+from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, ParametersNeededError
 from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.lora.weight_arrays import encode_weights
@@ -38,7 +38,6 @@ from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.schedule import failed_future
-from hermes.engine.sent_errors import ParametersNeededError
 from hermes.engine.training.validation import validate
 from hermes.engine.types import (
     AdamParams,
@@ -57,7 +56,7 @@ from hermes.errors import HermesError
 T = TypeVar("T")
 
 _MAX_DEATHS = 5
-"""Of workers, with one part of a training call in flight: then the call is the reason."""
+"""So many workers may die with one part of a training call in flight: then the call is the reason."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,12 +67,12 @@ class _AdapterLane:
     thread: ThreadPoolExecutor
     unfinished: set[Future[Any]] = field(default_factory=set)
     version: int = 0
-    """Of its parameters."""
+    """The version of its parameters."""
     sent: WeakKeyDictionary[WorkerClient, int] = field(default_factory=WeakKeyDictionary)
     """The version that a worker has."""
 
 
-class EngineFront:
+class EngineFront(PolicyShelf):
     """Loads the base model in every worker when it is created; `close` ends them."""
 
     def __init__(
@@ -91,7 +90,7 @@ class EngineFront:
         self._samples = SampleRouter(self._fleet, replicas)
         self._lanes: dict[str, _AdapterLane] = {}
         self._lock = threading.Lock()
-        self._disk = ThreadPoolExecutor(1, "hermes-front-disk", cpu_threads.single_threaded)
+        self._disk = ThreadPoolExecutor(1, "hermes-front-disk", single_threaded)
         self._max_adapters = options.max_adapters
         self._registry = AdapterRegistry(torch.device("cpu"), torch.float32, options.max_adapters * replicas)
         self._lost_stats = no_stats()
@@ -120,7 +119,7 @@ class EngineFront:
             handle = self._registry.new_adapter(config)
         except HermesError as error:
             return failed_future(error)
-        thread = ThreadPoolExecutor(1, f"hermes-{handle.id}", cpu_threads.single_threaded)
+        thread = ThreadPoolExecutor(1, f"hermes-{handle.id}", single_threaded)
         self._lanes[handle.id] = _AdapterLane(handle, thread)
 
         def create(lane: _AdapterLane) -> str:
@@ -178,24 +177,6 @@ class EngineFront:
 
         return self._call(adapter_id, read)
 
-    def export(self, policy_id: str, folder: Path) -> Future[int]:
-        def write() -> int:
-            assert handle.policy.weights is not None
-            return save_adapter(folder, handle.policy.weights, handle.config, self.spec)
-
-        try:
-            handle = self._registry.policy(policy_id)
-        except HermesError as error:
-            return failed_future(error)
-        return self._on_disk(write)
-
-    def load_policy(self, folder: Path) -> Future[str]:
-        def read() -> str:
-            weights, config, _ = load_adapter(folder, self.spec, optimizer=False)
-            return self._publish(lambda: self._registry.add_policy(weights, config, None))
-
-        return self._on_disk(read)
-
     def drop_policy(self, policy_id: str) -> None:
         with self._fleet.lock:
             if self._registry.drop_policy(policy_id) is None:
@@ -210,12 +191,6 @@ class EngineFront:
         steps = handle.adapter.steps if handle.adapter else 0
         return AdapterInfo(handle.id, handle.config, steps, len(lane.unfinished) if lane else 0)
 
-    def policy(self, policy_id: str) -> PolicyInfo:
-        return self._registry.policy(policy_id).info
-
-    def policies(self) -> tuple[PolicyInfo, ...]:
-        return tuple(handle.info for handle in self._registry.policies)
-
     def sample(self, policy_id: str | None, request: SampleRequest) -> Future[SampleResult]:
         """Samples on one worker, or on another if it dies. The future can be cancelled until it is done."""
         if self._closed:
@@ -225,9 +200,6 @@ class EngineFront:
         except HermesError as error:
             return failed_future(error)
         return self._samples.submit(policy_id, request)
-
-    def cancel(self, future: Future[SampleResult]) -> None:
-        future.cancel()
 
     def stats(self) -> EngineStats:
         """As of the workers' last replies."""
@@ -299,12 +271,6 @@ class EngineFront:
         lane.thread.shutdown(wait=False, cancel_futures=True)
         for future in list(lane.unfinished):
             self._settle(lane, future, error=error)
-
-    def _on_disk(self, work: Callable[[], T]) -> Future[T]:
-        try:
-            return self._disk.submit(work)
-        except RuntimeError:  # it was shut down
-            return failed_future(closed_error())
 
     def _train(
         self, lane: _AdapterLane, data: Sequence[Datum], loss: Loss, forward_only: bool

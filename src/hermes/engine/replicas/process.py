@@ -1,9 +1,8 @@
 """Where a worker runs, as its front sees it: a process of this machine, or an actor of a Ray cluster.
 
-What a front and its workers send each other: pickled tuples over a private socket pair.
-
-Only a process that the front itself started has the other end. A call has a number, a name and arguments;
-it is answered once with a result or an error (`sent_errors`), after any number of sampled tokens.
+A front and its workers send each other pickled tuples over a private socket pair. Only a process that the
+front itself started has the other end. A call has a number, a name and arguments; it is answered once with a
+result or an error (`engine.info`), after any number of sampled tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ReplicaProcess(Protocol):
 class WorkerSettings:
     engine: EngineOptions
     threads: int
-    """Of the pool that computes on a CPU."""
+    """The threads of the pool that computes on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +70,4 @@ class Reply:
     kind: Literal["result", "error", "token"]
     value: Any
     stats: EngineStats | None = None
-    """Of the worker, with every result and error."""
+    """The worker's figures, with every result and error."""

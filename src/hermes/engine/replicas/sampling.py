@@ -24,7 +24,7 @@ from hermes.engine.types import EngineCapacityError, Ints, SampleRequest, Sample
 from hermes.errors import HermesError
 
 _MAX_DEATHS = 3
-"""Of workers, with one request in flight: then the request is the reason."""
+"""So many workers may die with one request in flight: then the request is the reason."""
 _SEED_BITS = 62
 
 
@@ -177,7 +177,7 @@ BLOCK_TOKENS = 32
 PREFILL_WEIGHT = 0.2
 """A prompt's token against a decoded one: prompts are computed many tokens at once."""
 ASSUMED_TOKENS = 256
-"""Of an answer whose request sets no limit."""
+"""The length of an answer whose request sets no limit."""
 _MAX_BLOCKS = 65_536
 """Remembered for one worker."""
 
@@ -246,7 +246,7 @@ class PrefixRouter:
 
 
 def _prefix_hashes(policy_id: str | None, prompt: Ints) -> list[int]:
-    """Of the prompt's whole blocks, each with everything before it."""
+    """The hashes of the prompt's whole blocks, each with everything before it."""
     hashes: list[int] = []
     last = hash(policy_id)
     for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

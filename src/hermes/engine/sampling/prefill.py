@@ -46,10 +46,10 @@ class PrefillLimits:
     position_cost: float = 0.0
     """What attending to one more position costs, in units of the cost of a first token."""
     seconds: float | None = None
-    """Of one step; None: not bounded by time."""
+    """The time of one step; None: not bounded by time."""
 
     def cost(self, offset: int, tokens: int) -> float:
-        """Of a chunk, in first tokens."""
+        """The cost of a chunk, in first tokens."""
         return tokens * (1.0 + self.position_cost * (offset + tokens / 2))
 
     def fitting_tokens(self, offset: int, budget: float) -> int:

@@ -49,7 +49,7 @@ class _RowTable:
     policy: Ints
     """Sorts the rows of one policy together."""
     prefix_hash: Ints
-    """Of the first tokens of the prompt."""
+    """The hash of the first tokens of the prompt."""
     top_k: Ints
     topk: Ints
     """Alternatives to report with each token."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_STOPS = 64
 """Stops of one request, and stop texts that are cached."""
 _MAX_TEXT_BYTES, MAX_STOP_BYTES = 1000, 4000
-"""Of one stop text, and of all stop texts of a request."""
+"""The limits of one stop text, and of all stop texts of a request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,13 +6,13 @@ import json
 import os
 import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES, Tar
 from hermes.engine.server.security import KEY_PREFIX, TOKEN_VARIABLE
 from hermes.errors import HermesError, UsageError
+from hermes.serving.fetch import fetch
 
 _GET_TIMEOUT_S, _UPLOAD_TIMEOUT_S = 10, 600
 
@@ -26,10 +26,8 @@ def request_json(url: str, path: str, tar: Tar | None = None) -> Any:
     if tar is not None:
         headers |= {"Content-Type": "application/x-tar", "Content-Length": str(tar.size_bytes)}
         timeout_s = _UPLOAD_TIMEOUT_S
-    request = urllib.request.Request(f"{url.rstrip('/')}/{path}", tar, headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return json.load(response)
+        return json.loads(fetch(f"{url.rstrip('/')}/{path}", tar, headers=headers, timeout_s=timeout_s))
     except urllib.error.HTTPError as error:
         raise HermesError(f"the engine at {url} returned {error.code}: {_detail(error)}") from error
     except (OSError, ValueError) as error:

@@ -19,9 +19,9 @@ from hermes.errors import HermesError
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_BODY_BYTES = 512 << 20
-"""Of a training call."""
+"""The limit of a training call."""
 MAX_JSON_BYTES = 64 << 20
-"""Of every other request: read as JSON, it takes many times as much memory."""
+"""The limit of every other request: read as JSON, it takes many times as much memory."""
 
 
 _MAX_DIGITS = 15

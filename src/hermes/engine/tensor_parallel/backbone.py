@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardedLlama:
     spec: ModelSpec
-    """Of the whole model."""
+    """The whole model's."""
     shard: Shard
     layers: Sequence[LlamaLayer]
     """This rank's part of each."""

@@ -70,9 +70,9 @@ def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLl
     import_torch()
     import torch
 
+    from hermes.engine.info import encode_error
     from hermes.engine.memory import capacity_error, is_out_of_memory
     from hermes.engine.model.config import read_config
-    from hermes.engine.sent_errors import encode_error
     from hermes.engine.tensor_parallel.backbone import load_shard
     from hermes.errors import HermesError
 
@@ -103,9 +103,9 @@ class _FollowerRank:
         self._runner: TorchRunner
         """Set when the leader says how large it is."""
         self._parameters: Tensor | None = None
-        """Of the adapter that was trained last."""
+        """Those of the adapter that was trained last."""
         self._states: Tensor | None = None
-        """Of the forward pass whose backward pass may follow."""
+        """Those of the forward pass whose backward pass may follow."""
 
     def run(self) -> None:
         from hermes.engine.tensor_parallel.messages import decode_command

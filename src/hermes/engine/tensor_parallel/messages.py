@@ -29,7 +29,7 @@ class FollowerSettings:
     device: str
     dtype: str
     threads: int
-    """Of the pool that computes on a CPU; 0: torch's own choice."""
+    """The threads of the pool that computes on a CPU; 0: torch's own choice."""
     meeting: Path
     """The file by which the ranks find each other."""
     own_gpus: bool

@@ -41,7 +41,7 @@ class Shard:
     kv_heads: slice
     heads: slice
     inner: slice
-    """Of the feed-forward layer's inner width."""
+    """The part of the feed-forward layer's inner width."""
     head_dim: int
 
     @property

@@ -183,7 +183,7 @@ class _ForwardBackward:
     run_pass: RunPass
     pause: Callable[[], None] | None = None
     logprobs: list[tuple[LossInputs, Tensor]] = field(default_factory=list)
-    """Of each micro-batch, on the device."""
+    """The logprobs of each micro-batch, on the device."""
     losses: list[Tensor] = field(default_factory=list)
     token_metrics: dict[str, list[Tensor]] = field(default_factory=dict)
     """Per metric and micro-batch: its values at trained tokens."""

@@ -85,8 +85,7 @@ class PolicyServers:
                 f"TRL's server at {server.base_url} gives no logprobs, so rollouts there cannot be exact.",
                 "Serve the model with SGLang, vLLM or 'hermes engine serve'.",
             )
-        from hermes.models.tokens.completions import CompletionModel
-        from hermes.models.tokens.generate import GenerateModel
+        from hermes.models.tokens.completions import CompletionModel, GenerateModel
 
         source: TokenSource
         source = (

@@ -90,7 +90,7 @@ class RolloutSpec:
     sample_index: int
     metadata: Mapping[str, Any]
     only_tools: frozenset[str] | None = None
-    """Of the toolsets' tools, only these; None: all."""
+    """Only these of the toolsets' tools are offered; None: all."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 180.0
 MAX_COPY_BYTES = 256 << 20
-"""Of a file, or of all files of a directory, that a grader copies out of the sandbox."""
+"""The size of a file, or of all files of a directory, that a grader copies out of the sandbox."""
 Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
 

@@ -50,7 +50,7 @@ class Curriculum:
         self._levels = levels
         self.level = min(level, levels - 1)
         self._means: list[float] = []
-        """Of groups of the highest open level, since it was opened."""
+        """The means of the groups of the highest open level, since it was opened."""
 
     def record(self, level: int, scores: Sequence[float]) -> None:
         """A group of this level has these scores, between 0 and 1."""

@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 
 from hermes.core import JSONObject, Message
 from hermes.envs.agent.env import HermesAgentBaseEnv
-from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
 from hermes.envs.cli.red_team import CANDIDATES, CheatedTask, strategies
-from hermes.envs.cli.sample_grader import STATED, sample_settings
+from hermes.envs.cli.sample_grader import STATED, ScriptedPolicy, sample_settings
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
 

@@ -23,9 +23,8 @@ from hermes.core import JSONObject, Message, Step, StepKind
 from hermes.core.sequence import TrainSequence
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.rollout import ScoredRollout
-from hermes.envs.agent.scripted import ScriptedPolicy
 from hermes.envs.base import BaseEnv
-from hermes.envs.cli.sample_grader import sample_settings
+from hermes.envs.cli.sample_grader import ScriptedPolicy, sample_settings
 from hermes.envs.modes import commandline
 from hermes.errors import UsageError
 
@@ -58,7 +57,7 @@ class TokenSegment:
 class DebugReport:
     environment: str
     number: int
-    """Of the task, from 1."""
+    """The number of the task, from 1."""
     task: Any
     player: str
     rollout: ScoredRollout

@@ -13,12 +13,15 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.core import JSONObject, Message, ModelCall, Usage
 from hermes.envs.base import BaseEnv
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.builtin.reward_function import RewardFunctionEnv
+from hermes.models.base import ChatReply, ChatRequest, OnDelta
 from hermes.serving import HttpSettings, listen, serve_in_thread
 from hermes.serving.json_body import read_json_object
 
@@ -82,3 +85,48 @@ def score_conversation(messages: Sequence[dict[str, Any]]) -> float:
     expected = _TASKS.get(prompts[-1]) if prompts else None
     right = last["role"] == "assistant" and expected is not None and last["content"].strip() == expected
     return _SURE if right else -_SURE
+
+
+NAME = "scripted/policy"
+
+
+class ScriptedPolicy:
+    """A `RolloutPolicy` whose models reply with `turns`."""
+
+    def __init__(self, turns: tuple[Message, ...] = ()) -> None:
+        self.turns = turns
+        self.offered: tuple[JSONObject, ...] = ()
+        """The tools that the last request offered."""
+
+    def rollout_model(self, limit_tokens: int | None) -> ScriptedChat:
+        return ScriptedChat(self)
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""
+
+
+class ScriptedChat:
+    """A `ChatModel` that replies with each of its turns once, and then with empty messages."""
+
+    def __init__(self, policy: ScriptedPolicy) -> None:
+        self._policy = policy
+        self._remaining = list(policy.turns)
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
+        self._policy.offered = tuple(request.tools)
+        message = self._remaining.pop(0) if self._remaining else Message.assistant("")
+        # Call ids may repeat between the turns of a script; in a conversation they must be unique.
+        calls = tuple(
+            replace(call, id=f"{call.id}_{len(request.messages)}_{number}")
+            for number, call in enumerate(message.tool_calls)
+        )
+        reason = "tool_calls" if calls else "stop"
+        call = ModelCall(NAME, "local", request.sampling, reason, Usage(), 0.0, cost_usd=0.0)
+        return ChatReply(replace(message, tool_calls=calls), call)
+
+    async def close(self) -> None:
+        """Does nothing: there is no connection."""

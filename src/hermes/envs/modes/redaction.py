@@ -29,7 +29,7 @@ _NUMBERS = frozenset((*_ALIGNED, "scores"))
 
 @cache
 def process_redactor() -> Redactor:
-    """Of the variables as they are at the first use, which is after `.env` was exported."""
+    """Knows the variables as they are at the first use, which is after `.env` was exported."""
     return Redactor(find(os.environ))
 
 

@@ -23,7 +23,7 @@ from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, Strea
 from hermes.models.budget import Budget, Spent
 from hermes.models.fields import as_list, as_object, as_objects, as_text, finite
 from hermes.models.remote import wire
-from hermes.models.remote.model import RemoteModel
+from hermes.models.remote.endpoint import RemoteModel
 from hermes.models.remote.throttle import Throttle
 from hermes.models.remote.wire import read_content
 from hermes.models.tokens.traces import read_trace

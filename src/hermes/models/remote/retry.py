@@ -71,7 +71,7 @@ class OutageWait:
     """Growing pauses until the patience is exhausted."""
 
     def __init__(self, patience_s: float, policy: RetryPolicy) -> None:
-        """Of the policy, only the schedule of pauses is used."""
+        """Only the policy's schedule of pauses is used."""
         self._deadline_s = time.monotonic() + patience_s
         self._policy = policy
         self._random = random.Random()

@@ -13,7 +13,6 @@ import re
 import shutil
 import time
 import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from hermes.engine.lora.adapter_tar import ADAPTER_FILES
 from hermes.engine.server.client import request_json
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.rl.fleet.dialect import PROBE_TEMPERATURES, FleetDialect, LogprobScale, WeightsName
+from hermes.serving.fetch import fetch_file
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,7 +44,6 @@ _logger = logging.getLogger(__name__)
 _POLICY = "policy"
 _SCHEME = "tinker://"
 _TIMEOUT_S = 600.0
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
@@ -327,7 +326,6 @@ class VersionSource:
 
 def _download(url: str, target: Path) -> None:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
-            shutil.copyfileobj(response, file, _CHUNK_BYTES)
+        fetch_file(url, target, _TIMEOUT_S)
     except OSError as error:
         raise HermesError(f"the adapter cannot be fetched from the engine: {error}") from error

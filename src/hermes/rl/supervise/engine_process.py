@@ -15,7 +15,8 @@ from hermes.config.paths import logs_dir
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.rl.config.fields import TrainerFields
-from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, fetch_json, last_error
+from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, last_error
+from hermes.serving.fetch import fetch_json
 from hermes.training.options import RlFields, RlOptions
 from hermes.training.service.client import is_ready
 from hermes.training.session import ProgressCallback, TrainingRunSpec

@@ -20,13 +20,14 @@ from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
 from hermes.rl.config.run_file import trainer_values
 from hermes.rl.fleet.run_fleet import FLEET, RunFleet
-from hermes.rl.process import HERMES, ProcessSpec, fetch_json
+from hermes.rl.process import HERMES, ProcessSpec
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, last_step
 from hermes.rl.run_config import RunConfig, RunEnvironment
 from hermes.rl.service import LOCAL_KEY
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import api_arguments, engine_options
+from hermes.serving.fetch import fetch_json
 from hermes.serving.trajectory_api import TOKEN_VARIABLE
 from hermes.training.checkpoints import StateFile
 from hermes.training.options import RlOptions

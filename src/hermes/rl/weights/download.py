@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import HermesError
+from hermes.serving.fetch import fetch_file
 
 if TYPE_CHECKING:
     import tinker
@@ -73,10 +73,4 @@ def _download(
     files = rest.get_external_weights_urls(export.result().path).result().urls
     target.mkdir(parents=True, exist_ok=True)
     for name, address in files.items():
-        _fetch(address, target / Path(name).name)
-
-
-def _fetch(address: str, target: Path) -> None:
-    with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
-        while block := response.read(1 << 20):
-            file.write(block)
+        fetch_file(address, target / Path(name).name, _TIMEOUT_S)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import UsageError
-from hermes.rl.process import HERMES, fetch_json
+from hermes.rl.process import HERMES
 from hermes.rl.run import RlRun
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_options
 from hermes.rl.weights.export import export_merged
 from hermes.rl.weights.source import choose_checkpoint, run_source
+from hermes.serving.fetch import fetch_json
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

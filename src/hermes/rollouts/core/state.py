@@ -81,7 +81,7 @@ class ApiState:
     next_lease_id: int = 1
     kept_groups: int = 0
     kept_bytes: int = 0
-    """Of all groups: buffered, queued or leased."""
+    """The size of all groups: buffered, queued or leased."""
     changed_envs: set[int | None] = field(default_factory=set)
     """Environments whose queued groups have changed since `Shares` last cleared this set."""
     _demand: Demand | None = None

@@ -38,7 +38,7 @@ class HttpConnection(LimitedHttpProtocol):
     """Available to the application as `scope["state"]["connection"]`."""
 
     _watchers: tuple[Callable[[bool], None], ...] = ()
-    """Of responses that are not settled: one, or more if the client pipelines its requests."""
+    """Watch the responses that are not settled: one, or more if the client pipelines its requests."""
     _truncated = False
     _lost = False
 

@@ -45,9 +45,9 @@ class LogReceipt(NamedTuple):
     """Where a write was stored."""
 
     locations: list[RecordLocation]
-    """Of its groups, in order."""
+    """Where its groups are, in order."""
     number: int
-    """Of its last record."""
+    """The number of its last record."""
 
 
 Outcome: TypeAlias = LogReceipt | StoreError

@@ -72,9 +72,9 @@ class RecordLocation(NamedTuple):
 
     segment: LogSegment
     start: int
-    """Of the record's payload."""
+    """Where the record's payload starts."""
     body: int
-    """Of the group's bytes within the file."""
+    """Where the group's bytes start within the file."""
     end: int
 
     def read(self) -> bytes:
@@ -86,7 +86,7 @@ class SegmentRecord(NamedTuple):
     kind: RecordKind
     payload: bytes
     start: int
-    """Of the payload within the file."""
+    """Where the payload starts within the file."""
 
     def group(self, segment: LogSegment) -> tuple[bytes, RecordLocation]:
         """The group's metadata, and the location of its bytes."""

@@ -27,7 +27,7 @@ class RecordedRun:
     trajectories: int
     source: str
     model: str
-    """Of the newest."""
+    """The model of the newest trajectory."""
     updated_at_ms: int
 
 

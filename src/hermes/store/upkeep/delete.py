@@ -72,7 +72,7 @@ _UNUSED_CONTENT = (
         AND NOT EXISTS (SELECT 1 FROM steps s WHERE s.tools = tool_schemas.id)
     """,
 )
-"""Of that content, what nothing else refers to; afterwards `doomed_messages` has the messages to delete."""
+"""Deletes content that nothing else refers to; afterwards `doomed_messages` has the messages to delete."""
 _COUNTED = ("trajectories", "steps", "messages", "ratings", "rewards")
 
 

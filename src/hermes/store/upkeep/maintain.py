@@ -23,7 +23,7 @@ class StoreCheck:
     schema: int
     size_bytes: int
     free_bytes: int
-    """Of deleted rows; `compact` returns it."""
+    """Space that deleted rows left; `compact` returns it."""
     trajectories: int
     problems: tuple[str, ...]
     """What SQLite and the references between tables report; empty if all is well."""

@@ -38,7 +38,7 @@ class Pin:
     tools: Mapping[str, str]
     """Tool name → hash."""
     fingerprint: str = ""
-    """Of the rest of the configuration; see `fingerprint`."""
+    """The fingerprint of the rest of the configuration; see `fingerprint`."""
 
 
 def action_text(server: McpServerSettings) -> str:

@@ -18,7 +18,7 @@ from hermes.training.monitor.logprob_proof import CheckedSequence, LogprobProof,
 from hermes.training.service.client import TokenScores
 
 TOP_TOKENS = 256
-"""Of a position, where the temperature is not 1."""
+"""Tokens that are looked at in a position, where the temperature is not 1."""
 _FARTHEST, _BY_CHANCE = 2, 2
 _CANDIDATES = 4
 """Newest weights that are tried for a sequence that does not state its own."""
@@ -155,7 +155,7 @@ def _find(version: str, published: Sequence[str]) -> str | None:
 def _nearest(
     sequence: TrainSequence, rows: Sequence[Sequence[LogprobBounds | None]]
 ) -> list[LogprobBounds | None]:
-    """Of several weights, those that sampled a token are not known: for each token the closest."""
+    """For each token the closest bounds: which of several weights sampled it is not known."""
 
     def distance(bounds: LogprobBounds | None, stated: float) -> float:
         return float("inf") if bounds is None else abs(stated - bounds.middle)

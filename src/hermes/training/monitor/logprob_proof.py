@@ -42,7 +42,7 @@ _ABOVE_NOISE = 0.15
 """Nats: a spread that is farther above twice the noise is not noise, however large that is."""
 _BEYOND_DOUBT = 4.0
 _LEAST_UNCERTAINTY = 0.02
-"""Of a token whose probability is 1: 1 - p is not less than this."""
+"""The uncertainty of a token whose probability is 1: 1 - p is not less than this."""
 _INFORMATIVE = 0.05
 """Tokens with a larger 1 - p show more than those that are certain anyway."""
 _FEW_OUTLIERS, _OUTLIER_SHARE = 3, 0.02
@@ -127,7 +127,7 @@ def rounding_explains(measured: LogprobSpread) -> bool:
 class BatchVerdict:
     measured: LogprobSpread
     limit: float
-    """Of the spread."""
+    """The limit of the spread."""
     wrong: bool
     ends_run: bool
 

@@ -40,7 +40,7 @@ class MachineCard:
     packages: Mapping[str, str]
     """Package → version, of those that decide what training computes; absent ones are left out."""
     commit: str | None = None
-    """Of the source code, with `-dirty` if it was changed since; None: it was not installed from Git."""
+    """The commit of the source code, with `-dirty` if it was changed; None: not installed from Git."""
 
 
 def this_machine() -> MachineCard:

@@ -47,7 +47,7 @@ healthy run in bf16 on an H200 was called stale; with 3, none of 720 simulated h
 _CERTAIN = math.log(0.98)
 """A likelier token counts as if it had this logprob."""
 _MERGE_NOISE = 0.05
-"""Of a sampler that merges the adapter into bf16 weights. An adapter that was not trained yet merges without
+"""The noise of a sampler that merges the adapter into bf16 weights. An untrained adapter merges without
 rounding, so the first reading does not show it: without this a healthy reward model on an H200 was called
 stale (moved by 0.093 nats, gap 0.051)."""
 _MOST_NOISE = 0.3

@@ -18,7 +18,7 @@ ROLLOUTS = "rollouts"
 COLUMNS = ("step", "environment", "kind", "score", "success", "stop_reason", "tokens", "prompt", "answer")
 _ROWS = 8
 _MAX_CHARACTERS = 4000
-"""Of a cell; a longer text keeps its beginning and its end."""
+"""Limit of a cell; a longer text keeps its beginning and its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from hermes.config.settings import MANAGED
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError, MissingDependencyError, UsageError
+from hermes.serving.fetch import fetch
 from hermes.training.data.correction import LossSpec
 from hermes.training.data.datums import sft_datum, token_logprobs
 from hermes.training.service.token_meter import TokenMeter
@@ -340,11 +340,12 @@ def _model_metadata(connection: ServiceConnection) -> JSONObject:
     if connection.base_url is None:
         return {}
     try:
-        request = urllib.request.Request(
-            f"{connection.base_url}/v1/models", headers={"X-API-Key": connection.key}
+        models = fetch(
+            f"{connection.base_url}/v1/models",
+            headers={"X-API-Key": connection.key},
+            timeout_s=_PROBE_TIMEOUT_S,
         )
-        with urllib.request.urlopen(request, timeout=_PROBE_TIMEOUT_S) as response:
-            metadata: JSONObject = json.load(response)["data"][0]["metadata"]
+        metadata: JSONObject = json.loads(models)["data"][0]["metadata"]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return {}
     return metadata
@@ -400,12 +401,12 @@ def check_reachable(url: str) -> None:
 def is_ready(url: str) -> bool:
     """Whether an engine is ready for requests."""
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=_PROBE_TIMEOUT_S):
-            return True
+        fetch(f"{url}/api/v1/healthz", timeout_s=_PROBE_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         return error.code < 500  # a missing key, for example: the engine is ready
     except (OSError, ValueError):
         return False
+    return True
 
 
 def upload_weights(connection: ServiceConnection, weights: str) -> str:

@@ -104,5 +104,5 @@ def _minus(text: str) -> str:
 
 
 def model_name(model: str) -> str:
-    """Of a model in a folder the folder's name; of any other the name, its end if it is very long."""
+    """The folder's name of a model in a folder, else the model's name; only its end if it is very long."""
     return model.rstrip("/").rpartition("/")[2] if model.startswith(("/", "~", ".")) else model[-60:]

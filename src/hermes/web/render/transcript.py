@@ -64,7 +64,7 @@ class StepCard:
     ratings: tuple[Rating, ...] = ()
     rewards: tuple[Reward, ...] = ()
     result: ResultPart | None = None
-    """Of a tool step whose call is not in the window."""
+    """The result of a tool step whose call is not in the window."""
     forbidden: tuple[str, ...] = ()
     """Paths that its calls name and no task needs."""
 

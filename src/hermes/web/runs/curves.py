@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hermes.web.runs.metrics import HIDDEN, RunSeries
+from hermes.training.monitor.series import HIDDEN, RunSeries
 
 SMOOTHING = 0.9
 
@@ -21,11 +21,11 @@ class Panel(NamedTuple):
     """One figure: one metric, or several of one kind."""
 
     name: str
-    """Of its first metric; unique."""
+    """The name of its first metric; unique."""
     title: str
     metrics: tuple[str, ...]
     labels: tuple[str, ...] = ()
-    """Of its lines, if there are several."""
+    """The labels of its lines, if there are several."""
 
 
 class PanelRule(NamedTuple):

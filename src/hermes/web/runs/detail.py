@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hermes.core import JSONObject
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import RECENT, Cause, diagnose
 from hermes.rl.results import saved_checkpoints
-from hermes.rl.run import RlRun
+from hermes.rl.run import CRASH_EVENT, RlRun
 from hermes.training.monitor.incidents.alerts import Alert
-from hermes.training.monitor.incidents.starts import read_starts
+from hermes.training.monitor.incidents.starts import TrainerStart, read_starts
+from hermes.training.monitor.series import RunSeries
 from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
-from hermes.web.runs.marks import RunMark, find_marks
-from hermes.web.runs.metrics import RunSeries
 
 _LOG_LINES = 12
 
@@ -96,3 +96,55 @@ def read_checkpoints(home: Path, folder: Path) -> list[dict[str, Any]]:
         return saved_checkpoints(RlRun(home, folder.name))
     except (ValueError, KeyError, TypeError, IndexError):
         return []
+
+
+class RunMark(NamedTuple):
+    step: int
+    kind: str
+    """checkpoint, resume, crash or alert."""
+    text: str
+    metric: str = ""
+    """That an alert is about; its mark is on the curves of this metric only."""
+
+
+KINDS = ("checkpoint", "resume", "crash", "alert")
+
+
+def find_marks(
+    series: RunSeries,
+    checkpoints: Sequence[dict[str, Any]],
+    starts: Sequence[TrainerStart],
+    events: Sequence[JSONObject],
+) -> list[RunMark]:
+    """In the order of steps. `events`: of the run's supervisor.
+
+    After a crash the steps since the checkpoint are made again: it is marked where the curve goes on.
+    """
+    saved = [
+        RunMark(entry["step"], "checkpoint", "best checkpoint" if entry["best"] else "checkpoint")
+        for entry in checkpoints
+    ]
+    resumed = [
+        RunMark(
+            start.step,
+            "crash" if start.crashed else "resume",
+            f"continued from here after {start.after}"
+            if start.crashed
+            else f"resumed; it had ended: {start.after}",
+        )
+        for start in starts
+        if start.after is not None
+    ]
+    trainer_starts = [start.at_ms for start in starts]
+    crashed = [
+        RunMark(series.step_at(event["at_ms"]), "crash", str(event["text"]))
+        for event in events
+        if event.get("kind") == CRASH_EVENT and not _recorded_by_trainer(event, trainer_starts)
+    ]
+    alerts = [RunMark(alert.step, "alert", alert.sentence(), alert.rule.metric) for alert in series.alerts]
+    return sorted((*saved, *resumed, *crashed, *alerts), key=lambda mark: (mark.step, KINDS.index(mark.kind)))
+
+
+def _recorded_by_trainer(event: JSONObject, starts_ms: Sequence[int]) -> bool:
+    """Whether the trainer crashed and was started again, which its own record has with the step."""
+    return str(event["text"]).startswith("trainer ") and any(at_ms > event["at_ms"] for at_ms in starts_ms)

@@ -42,9 +42,9 @@ class RunFacts:
     cost_usd: float | None = None
     """At the service's price; None: it has none, as a run's own engine, or none is set."""
     commit: str | None = None
-    """Of the code that trained it last."""
+    """The commit of the code that trained it last."""
     digest: str | None = None
-    """Of its configuration, without what differs between two starts of the same one."""
+    """The digest of its configuration, without what differs between two starts of the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RunRow:
     step: int
     total_steps: int | None
     metrics: dict[str, float]
-    """Of the newest step."""
+    """The metrics of the newest step."""
     started_at_ms: int | None
     updated_at_ms: int | None
     """When the newest step was written."""

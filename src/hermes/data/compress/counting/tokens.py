@@ -197,7 +197,7 @@ _SPLITS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+"
     + _ENDING: _CL100K,
 }
-"""Of Qwen 2 and 3, of Llama 3, of Qwen 3.5; they differ in marks and in runs of digits."""
+"""The expressions of Qwen 2 and 3, Llama 3 and Qwen 3.5; they differ in marks and in runs of digits."""
 
 
 class WordCounts:

@@ -28,7 +28,7 @@ from hermes.data.compress.forms.conversation import RowConversation, ToolExchang
 _CHARS_PER_TOKEN = 3
 _MIN_STATE_TOKENS = 48
 _WRAPPING_TOKENS = 24
-"""Of a state around its summary."""
+"""What a state adds around its summary."""
 _SPARE = 0.05
 """Share of the target that may stay unused."""
 _TRIES = 4
@@ -67,7 +67,7 @@ class _Tokens:
     def __init__(self, measured: int, by_message: Sequence[float]) -> None:
         self.counted = measured
         self.original = tuple(by_message)
-        """Of each message, before anything was folded."""
+        """The tokens of each message, before anything was folded."""
         self.current = list(by_message)
         self.reserved: dict[int, float] = {}
         """Tokens that a state yet to be written may take beyond the text that is there now."""

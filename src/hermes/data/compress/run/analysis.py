@@ -18,9 +18,9 @@ class Analysis:
     lengths: list[int] = field(default_factory=list)
     over: int = 0
     compressible: int = 0
-    """Of those over the target, how many would fit."""
+    """How many of those over the target would fit."""
     protected: int = 0
-    """Of those that would fit, how many need tool outputs of protected turns folded."""
+    """How many of those that would fit need tool outputs of protected turns folded."""
     tokens_after: int = 0
     bad: int = 0
 

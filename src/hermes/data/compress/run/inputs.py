@@ -48,7 +48,7 @@ class FileInputs:
         return sum(path.stat().st_size for path in self.paths)
 
     def digest(self) -> str:
-        """Of everything in them."""
+        """The hash of everything in the files."""
         whole = blake2b(digest_size=16)
         for path in self.paths:
             with path.open("rb") as file:
@@ -128,7 +128,7 @@ def _line_item(where: str, line: bytes, reader: Reader | None, share: float) -> 
 
 
 def _example_item(where: str, text: str, share: float) -> CompressItem | None:
-    """Of a row that is no list of turns; a line that only mentions such a mark is an ordinary one."""
+    """A row that is no list of turns; a line that only mentions such a mark is an ordinary one."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ from hermes.data.compress.run.metrics import SummaryCost
 from hermes.errors import HostError
 
 _counter: Counter | None = None
-"""Of a worker process, made when it starts."""
+"""The counter of a worker process, made when it starts."""
 
 
 class CompressWorkers:

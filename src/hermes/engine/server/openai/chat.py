@@ -293,7 +293,7 @@ class ChatExchange(CompletionExchange):
         return self.detokenizer.text(sequence.tokens.tolist(), self.stop, special=True)
 
     def logprobs(self, sequence: SampledSequence, start: int = 0) -> JSONObject | None:
-        """Of the tokens from `start` on; None if the request has no `logprobs`."""
+        """The logprobs of the tokens from `start` on; None if the request has no `logprobs`."""
         if not self.with_logprobs:
             return None
         positions = range(start, len(sequence.tokens))

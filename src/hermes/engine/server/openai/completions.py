@@ -120,7 +120,7 @@ class TextCompletionExchange(CompletionExchange):
         return self.detokenizer.text(sequence.tokens.tolist(), self.stop, special=False)
 
     def logprobs(self, sequence: SampledSequence, start: int) -> JSONObject | None:
-        """Of the tokens from `start` on; None if the request has no `logprobs`."""
+        """The logprobs of the tokens from `start` on; None if the request has no `logprobs`."""
         if not self.with_logprobs:
             return None
         texts = [self.detokenizer.token_text(int(token)) for token in sequence.tokens]

@@ -27,7 +27,7 @@ from hermes.engine.types import EngineUserError, SampleRequest, SampleResult, Sa
 T = TypeVar("T")
 
 MAX_SEQUENCES = 4096
-"""Of one request."""
+"""The limit of one request."""
 _MAX_LISTED = 30
 """Model names in an error message."""
 

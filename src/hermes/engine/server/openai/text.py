@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 2048
 """In one request."""
 _MAX_TEXT_CHARS = 16 << 20
-"""Of the prompts of one request, which the event loop tokenises."""
+"""The length of the prompts of one request, which the event loop tokenises."""
 _MAX_CHARS_PER_TOKEN = 64
 _EMPTY_LOGPROB = -99999.0
 """Logprob of an empty cell in a `TopK`."""

@@ -37,7 +37,7 @@ class NumberedCall(NamedTuple):
     model_id: str
     number: int
     digest: bytes
-    """Of the content, the same each time it is submitted."""
+    """The hash of the content, the same each time it is submitted."""
     content: bytes
 
     def parse(self, schema: type[Body]) -> Body:

@@ -51,7 +51,7 @@ class PendingFuture:
     id: str
     kind: str
     digest: bytes = b""
-    """Of the request's content: another request under the same id has another digest."""
+    """The hash of the request's content: another request under the same id has another one."""
     result: FutureResult | None = None
     waits_for: str = ""
     """Why it has not started, for the client's log."""

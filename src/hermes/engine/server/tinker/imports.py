@@ -38,7 +38,7 @@ _CHECKPOINT = "imported"
 _NAME = (("name", {"type": "string"}, "by which it can be sampled and trained on"),)
 _MAX_UPLOAD_BYTES = 16 << 30
 _RESERVED_BYTES = 1 << 30
-"""Of the disk, for the checkpoints of running trainings."""
+"""Disk space that is left for the checkpoints of running trainings."""
 
 
 class ImportRoutes:

@@ -62,7 +62,7 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     key: str | None
-    """Of its policy; None: the base model."""
+    """The key of its policy; None: the base model."""
     clones: int = 0
 
 

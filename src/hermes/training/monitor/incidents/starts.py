@@ -28,7 +28,7 @@ class TrainerStart:
 
     at_ms: int
     step: int
-    """Of the checkpoint that it continued from; 0: the beginning."""
+    """The step of the checkpoint that it continued from; 0: the beginning."""
     after: str | None
     """Why the trainer before it ended; None: there was none."""
 
