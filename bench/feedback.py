@@ -29,9 +29,9 @@ from hermes.quickstart.feedback import recipe as feedback
 from hermes.quickstart.feedback.stages import FeedbackStages, StartPolicy
 from hermes.quickstart.generate import generate
 from hermes.quickstart.warm_start import export_right, warm_start
-from hermes.rl.process import fetch_json
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup
+from hermes.serving.fetch import fetch_json
 from hermes.training.monitor.overoptimisation import OveroptimisationGuard
 
 NOISE = (0.0, 0.1, 0.3)

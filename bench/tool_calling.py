@@ -40,9 +40,9 @@ from hermes.envs.tasks.split import Split
 from hermes.quickstart.act import engine_tokens
 from hermes.quickstart.chart import svg
 from hermes.quickstart.evaluate import server_config
-from hermes.rl.process import fetch_json
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
+from hermes.serving.fetch import fetch_json
 
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hermes.engine.types import LoraConfig
-from hermes.errors import HermesError
+from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig, NotFiniteError
+from hermes.errors import HermesError, HostError
 
 
 class EngineClosedError(HermesError):
@@ -91,3 +91,35 @@ class EngineStats:
     sampling_s: float
     training_s: float
     """Time of the compute thread."""
+
+
+class ParametersNeededError(HermesError):
+    """The worker does not have the adapter any more: the call has to be sent again with its parameters."""
+
+
+SentError = tuple[str, str, str]
+
+_ERRORS: dict[str, type[HermesError]] = {
+    error.__name__: error
+    for error in (
+        EngineUserError,
+        EngineCapacityError,
+        EngineClosedError,
+        HostError,
+        ParametersNeededError,
+        HermesError,
+    )
+}
+
+
+def encode_error(error: BaseException) -> SentError:
+    if isinstance(error, HermesError):
+        return type(error).__name__, error.message, error.hint
+    return "", f"{type(error).__name__}: {error}", ""
+
+
+def decode_error(encoded: SentError) -> HermesError:
+    name, message, hint = encoded
+    if name == NotFiniteError.__name__:
+        return NotFiniteError()
+    return _ERRORS.get(name, HermesError)(message, hint)

@@ -26,7 +26,7 @@ from hermes.cli.batch.status_text import continued_text, failure_lines
 from hermes.config.environment import export_stored
 from hermes.config.load import load
 from hermes.errors import UsageError
-from hermes.models.served import choose_model
+from hermes.models.open import choose_model
 from hermes.rl.run import named_run
 from hermes.safety.text import printable
 from hermes.training.policy_registry import named_policy

@@ -102,8 +102,7 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
 
 async def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
     """The model that the options name. With --base-url alone the server is asked which one it has."""
-    from hermes.models.open import open_model
-    from hermes.models.served import choose_model
+    from hermes.models.open import choose_model, open_model
     from hermes.rl.run import named_run
     from hermes.training.policy_registry import named_policy
 

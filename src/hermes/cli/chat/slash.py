@@ -64,8 +64,7 @@ async def _help(session: ChatSession, argument: str) -> None:
 
 
 async def _model(session: ChatSession, argument: str) -> None:
-    from hermes.models.open import open_model
-    from hermes.models.served import served_models
+    from hermes.models.open import open_model, served_models
 
     chat, base_url = session.chat, session.options.base_url
     if not argument:

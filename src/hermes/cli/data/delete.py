@@ -96,7 +96,7 @@ def delete(
 
 def _find(home: Path, ids: Sequence[str], conditions: Filter, *, with_derived: bool) -> _Doomed:
     from hermes.config.paths import db_path
-    from hermes.data.export.log import exports_with
+    from hermes.data.export.manifest import exports_with
     from hermes.store import Reader
 
     path = db_path(home)

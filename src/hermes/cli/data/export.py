@@ -103,7 +103,7 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
     the data, with a manifest: counts, filters, what was redacted, hashes.
     """
     from hermes.config.load import load
-    from hermes.data.export.log import log_export
+    from hermes.data.export.manifest import log_export
     from hermes.data.recipes import get_recipe
 
     if options.listing or options.form == "list":

@@ -1,18 +1,23 @@
 """The manifest beside an export: its settings, its counts, and the hashes of its files.
 
 It has no times and no machine in it: the same export gives the same manifest. Paths are names in its folder.
+
+A log in the home has a line for each file that was exported, so that a deletion can name the copies. It is a
+help for people, not a promise: files that were moved or copied are not in it.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from hermes import __version__
-from hermes.core import JSONObject
+from hermes.core import JSONObject, clock
 from hermes.data.export.sink import file_digest
+from hermes.disk import appendlog
 from hermes.disk.files import replacing
 from hermes.errors import UsageError
 from hermes.store import Filter, Reader
@@ -85,3 +90,35 @@ def mismatches(path: Path) -> list[str]:
         elif not file.exists():
             wrong.append(f"{entry['name']} is missing")
     return wrong
+
+
+_NAME = "exports.jsonl"
+_TEXT = (".jsonl", ".json", ".csv", ".txt")
+
+
+def log_export(home: Path, files: Iterable[Path]) -> None:
+    """Notes the files of one export."""
+    now_ms = clock.now_ms()
+    lines = [json.dumps({"path": str(path.resolve()), "at_ms": now_ms}) for path in files]
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with appendlog.AppendLog(home / _NAME) as log:
+        log.append(lines)
+
+
+def exports_with(home: Path, ids: Sequence[str]) -> list[str]:
+    """The logged files that still exist and may have one of these trajectories."""
+    path = home / _NAME
+    if not path.exists():
+        return []
+    logged = dict.fromkeys(json.loads(line)["path"] for line in appendlog.read_lines(path))
+    encoded_ids = [name.encode() for name in ids]
+    return [name for name in logged if _may_contain(Path(name), encoded_ids)]
+
+
+def _may_contain(path: Path, ids: Sequence[bytes]) -> bool:
+    if not path.is_file():
+        return False
+    if path.suffix not in _TEXT:
+        return True
+    with path.open("rb") as file:
+        return any(name in line for line in file for name in ids)

@@ -14,9 +14,8 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
 
-from hermes.engine.info import EngineStats
+from hermes.engine.info import EngineStats, decode_error
 from hermes.engine.replicas.process import Call, ReplicaProcess, Reply, WorkerReady, WorkerSettings
-from hermes.engine.sent_errors import decode_error
 from hermes.errors import HermesError
 
 OnToken = Callable[[int, int, float], None]

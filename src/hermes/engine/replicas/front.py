@@ -29,7 +29,7 @@ import torch
 from hermes.engine.checkpoints.adapter_io import load_adapter, save_adapter
 from hermes.engine.compute import closed_error, single_threaded
 from hermes.engine.engine import PolicyShelf
-from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats
+from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, ParametersNeededError
 from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
 from hermes.engine.lora.weight_arrays import encode_weights
@@ -38,7 +38,6 @@ from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
 from hermes.engine.replicas.sampling import SampleRouter
 from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.schedule import failed_future
-from hermes.engine.sent_errors import ParametersNeededError
 from hermes.engine.training.validation import validate
 from hermes.engine.types import (
     AdamParams,

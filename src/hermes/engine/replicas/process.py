@@ -1,9 +1,8 @@
 """Where a worker runs, as its front sees it: a process of this machine, or an actor of a Ray cluster.
 
-What a front and its workers send each other: pickled tuples over a private socket pair.
-
-Only a process that the front itself started has the other end. A call has a number, a name and arguments;
-it is answered once with a result or an error (`sent_errors`), after any number of sampled tokens.
+A front and its workers send each other pickled tuples over a private socket pair. Only a process that the
+front itself started has the other end. A call has a number, a name and arguments; it is answered once with a
+result or an error (`engine.info`), after any number of sampled tokens.
 """
 
 from __future__ import annotations

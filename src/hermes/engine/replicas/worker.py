@@ -21,7 +21,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from hermes.engine.sent_errors import ParametersNeededError
+from hermes.engine.info import ParametersNeededError
 from hermes.models.local.torch_threads import import_torch
 from hermes.safety.output.logs import log_to_stderr
 
@@ -46,9 +46,9 @@ def serve_front(front: Connection[Any, Any]) -> None:
     import torch
 
     from hermes.engine.engine import Engine
+    from hermes.engine.info import encode_error
     from hermes.engine.memory import capacity_error, is_out_of_memory
     from hermes.engine.replicas.process import Reply, WorkerReady
-    from hermes.engine.sent_errors import encode_error
     from hermes.errors import HermesError
 
     settings = front.recv()
@@ -173,8 +173,8 @@ class _EngineWorker:
         self._replies.put(lambda: Reply(number, "result", value, self._engine.stats()))
 
     def _reply_error(self, number: int, error: BaseException) -> None:
+        from hermes.engine.info import encode_error
         from hermes.engine.replicas.process import Reply
-        from hermes.engine.sent_errors import encode_error
 
         self._replies.put(lambda: Reply(number, "error", encode_error(error), self._engine.stats()))
 

@@ -70,9 +70,9 @@ def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLl
     import_torch()
     import torch
 
+    from hermes.engine.info import encode_error
     from hermes.engine.memory import capacity_error, is_out_of_memory
     from hermes.engine.model.config import read_config
-    from hermes.engine.sent_errors import encode_error
     from hermes.engine.tensor_parallel.backbone import load_shard
     from hermes.errors import HermesError
 

@@ -21,11 +21,10 @@ from typing import Any
 
 import torch
 
-from hermes.engine.info import EngineOptions
+from hermes.engine.info import EngineOptions, decode_error
 from hermes.engine.local_process import LocalProcess
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weight_arrays import encode_weights
-from hermes.engine.sent_errors import decode_error
 from hermes.engine.tensor_parallel.backbone import ShardedLlama, load_shard
 from hermes.engine.tensor_parallel.collectives import join_ranks
 from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays, encode_command
