@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hermes.cli.model_options import model_options, parse_model
+from hermes.cli.model_options import model_options
 from hermes.cli.train.command import train
 from hermes.config.option import command_words, option
 from hermes.rl.config.fields import TrainerFields, fields_of
@@ -48,7 +48,15 @@ def test_what_a_trainer_is_started_with_is_read_back() -> None:
         "run_dir": Path("x"),
     }
     words = command_words(RlOptions, values)
-    options = parse_model(RlOptions, _GRPO.make_context("grpo", list(words)))
+    parsed: list[RlOptions] = []
+
+    @click.command()
+    @model_options(RlOptions)
+    def command(options: RlOptions) -> None:
+        parsed.append(options)
+
+    assert CliRunner().invoke(command, list(words)).exit_code == 0
+    options = parsed[0]
     stated = {name: value for name, value in values.items() if value not in (False, "")}
     assert {name: getattr(options, name) for name in stated} == stated
     assert options.model_fields_set == set(stated), "all else has the model's own default"
