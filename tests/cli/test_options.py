@@ -89,6 +89,11 @@ def test_a_value_that_does_not_fit_is_refused_by_its_flag(words: list[str], said
     assert result.exit_code == 2 and said in result.output
 
 
+def test_toolsets_are_words_with_commas_or_several_flags() -> None:
+    options = RlhfOptions(reward_model="r", toolsets=("math, file", "web"))
+    assert options.toolsets == ("math", "file", "web")
+
+
 def test_a_former_name_is_accepted_and_not_listed() -> None:
     assert CliRunner().invoke(_command, ["--amount", "4"]).output == "4\n"
     assert "--amount" not in CliRunner().invoke(_command, ["--help"]).output
