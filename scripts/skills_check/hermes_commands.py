@@ -86,7 +86,7 @@ def _default_problem(group: click.Group, context: click.Context, words: list[str
         _problem(group.commands[name], click.Context(group.commands[name], parent=context), words)
         for name in sorted(_hidden(group, context))
     ]
-    return next((problem for problem in problems if problem), None)
+    return None if None in problems else next(iter(problems), None)
 
 
 def _unknown_option(path: str, flag: str, options: dict[str, click.Option]) -> str:

@@ -199,7 +199,6 @@ TABLE = [
     ("rl preflight --env calculater", 2, "there is no environment 'calculater'", "did you mean calculator?"),
     ("rl results nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),
     ("rl resume nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),
-    ("rl runs extra", 2, "unexpected extra argument", "hermes rl runs --help"),
     ("rl select calculater", 2, "there is no environment 'calculater'", "did you mean calculator?"),
     ("rl serve nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),
     ("rl stop nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),

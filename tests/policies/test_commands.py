@@ -28,7 +28,7 @@ def test_show_and_roll_back_and_promote_nothing_that_is_not_there(tmp_path: Path
         "policies": [],
     }
     error, fix = failure(hermes(tmp_path, "policy", "promote", WEIGHTS), 2)
-    assert f"the weights {WEIGHTS} are not in this home" in error and "hermes rl runs" in fix
+    assert f"the weights {WEIGHTS} are not in this home" in error and "hermes rl status --all" in fix
     promote_lost(tmp_path)
     record = json.loads(hermes(tmp_path, "policy", "show", "--json").stdout)
     assert (record["weights"], record["method"], record["parent"]) == (WEIGHTS, "by hand", "base")

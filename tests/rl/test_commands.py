@@ -16,15 +16,15 @@ from tests.rl.world import answer, change_settings, hermes, make_home
     [
         (("select", "leters"), "there is no environment 'leters'", "letters"),
         (("select", "broken.py"), "there is no environment file broken.py", "hermes env list"),
-        (("config",), "no environment is selected", "hermes rl select NAME"),
-        (("start",), "no environment is selected", "hermes rl select NAME"),
-        (("status", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("config",), "no environment is selected", "hermes rl config --env NAME"),
+        (("start",), "no environment is selected", "hermes rl config --env NAME"),
+        (("status", "0000"), "there is no run '0000'", "hermes rl status --all"),
         (("status",), "there is no run yet", "hermes rl start"),
-        (("stop", "0000"), "there is no run '0000'", "hermes rl runs"),
-        (("results", "0000"), "there is no run '0000'", "hermes rl runs"),
-        (("doctor", "0000"), "there is no run '0000'", "hermes rl runs"),
-        (("weights", "0000"), "there is no run '0000'", "hermes rl runs"),
-        (("serve", "0000"), "there is no run '0000'", "hermes rl runs"),
+        (("stop", "0000"), "there is no run '0000'", "hermes rl status --all"),
+        (("results", "0000"), "there is no run '0000'", "hermes rl status --all"),
+        (("doctor", "0000"), "there is no run '0000'", "hermes rl status --all"),
+        (("weights", "0000"), "there is no run '0000'", "hermes rl status --all"),
+        (("serve", "0000"), "there is no run '0000'", "hermes rl status --all"),
         (("start", "--env", "letters", "--set", "group_size=3"), "batch_size 32 is not a multiple", "33"),
         (("start", "--env", "letters", "--set", "group_size"), "has no value", "FIELD=VALUE"),
         (
@@ -65,7 +65,7 @@ def test_a_config_init_that_fails_is_reported(home_with: MakeHome, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("word", "fix"), [("statsu", "did you mean status?"), ("environments", "several words, in quotes")]
+    ("word", "fix"), [("statsu", "did you mean status"), ("environments", "several words, in quotes")]
 )
 def test_a_word_that_is_no_command_is_not_taken_for_a_task(home_with: MakeHome, word: str, fix: str) -> None:
     done = hermes(home_with(), "rl", word)

@@ -71,5 +71,5 @@ def test_a_run_is_a_model_with_its_own_tools_while_it_goes_on_and_afterwards(
     assert _asked(home, run).startswith(str(run.folder / "merged"))
     assert _tested(home, run) == 2
     what, how = failure(_generate(home, run), 2)
-    assert "nothing serves the policy" in what and f"hermes rl serve {run.run_id}" in how
+    assert "nothing serves the policy" in what and f"hermes policy serve run:{run.run_id}" in how
     _served(home, run)

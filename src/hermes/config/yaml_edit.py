@@ -112,9 +112,9 @@ class _Lines:
         if len(path) == 1:
             return "".join([*self._lines, *_rendered(path[0], value, 0)])
         children = [
-            place
-            for key, place in self._places.items()
-            if key[:-1] == path[:-1] and place.line > self._places[path[:-1]].line
+            key_place
+            for key, key_place in self._places.items()
+            if key[:-1] == path[:-1] and key_place.line > self._places[path[:-1]].line
         ]
         if not children:
             return None
@@ -142,7 +142,9 @@ class _Lines:
         """The line after the key's value, without the comments of what follows."""
         start, column = self._places[path]
         ends = (
-            place.line for place in self._places.values() if place.line > start and place.column <= column
+            key_place.line
+            for key_place in self._places.values()
+            if key_place.line > start and key_place.column <= column
         )
         end = min(ends, default=len(self._lines))
         while end > start + 1 and _is_above(self._lines[end - 1], column):

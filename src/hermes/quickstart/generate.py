@@ -14,7 +14,7 @@ from pathlib import Path
 from hermes.batch.output.finalise import finalise
 from hermes.batch.spec import RunSpec, open_run
 from hermes.batch.tasks import Dataset, read_dataset
-from hermes.batch.workers.pool import Pool, RunOptions, RunResult
+from hermes.batch.workers.pool import Pool, RunOptions
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
@@ -60,13 +60,22 @@ def generate(
         reward=f"{reward.__file__}:{reward.exact_number.__name__}",
     )
     batch_folder = folder / "batch"
-    with open_run(batch_folder, spec, accept_changes=False) as spec:
-        result = asyncio.run(_run(batch_folder, spec, dataset, recipe, progress))
-        summary = finalise(batch_folder, spec, dataset)
+    meter = StageMeter("trajectories", len(dataset.rows), progress)
+    rows = run_batch(batch_folder, spec, dataset, recipe.at_once, meter)
+    return GeneratedData(run_name, rows, _count_right(batch_folder))
+
+
+def run_batch(folder: Path, spec: RunSpec, dataset: Dataset, at_once: int, meter: StageMeter) -> int:
+    """Runs a batch with one worker; the number of its rows. HermesError: it is not complete."""
+    options = RunOptions(num_workers=1, concurrency=at_once)
+    with open_run(folder, spec, accept_changes=False) as spec:
+        pool = Pool(folder, spec, dataset, options, BatchMeter(meter), ProcessWorkers(folder))
+        result = asyncio.run(pool.run())
+        summary = finalise(folder, spec, dataset)
     if not result.complete:
         reasons = "; ".join(f"{count} {cause}" for cause, count in result.failed.most_common(3)) or "stopped"
-        raise HermesError(f"the batch in {batch_folder} is not complete: {reasons}", "hermes doctor")
-    return GeneratedData(run_name, summary.rows, _count_right(batch_folder))
+        raise HermesError(f"the batch in {folder} is not complete: {reasons}", "hermes doctor")
+    return summary.rows
 
 
 async def _write_tasks(recipe: QuickstartRecipe, engine_url: str, path: Path) -> str:
@@ -79,14 +88,6 @@ async def _write_tasks(recipe: QuickstartRecipe, engine_url: str, path: Path) ->
     atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
     assert env.config.system_prompt is not None, "the calculator has one"
     return env.config.system_prompt
-
-
-async def _run(
-    batch_folder: Path, spec: RunSpec, dataset: Dataset, recipe: QuickstartRecipe, progress: ProgressCallback
-) -> RunResult:
-    meter = BatchMeter(StageMeter("trajectories", len(dataset.rows), progress))
-    options = RunOptions(num_workers=1, concurrency=recipe.at_once)
-    return await Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder)).run()
 
 
 def _count_right(batch_folder: Path) -> int:

@@ -17,13 +17,14 @@ from hermes.config.paths import config_path, db_path, env_path
 from hermes.store import sqlite
 from hermes.store.browse.reader import BrowseReader
 from hermes.training.monitor.incidents.alerts import AlertRule, parse_rule
+from hermes.training.monitor.series import RunSeries
 from hermes.training.monitor.sinks import METRICS
 from hermes.web.caches import KeyedCache, RunCounts, TimedValue, modified
 from hermes.web.jobs import Jobs
 from hermes.web.live import LiveStreams
 from hermes.web.rating.leases import ItemLeases
 from hermes.web.rating.yields import YieldCounter
-from hermes.web.runs.metrics import MetricsCache, RunSeries
+from hermes.web.runs.metrics import MetricsCache
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

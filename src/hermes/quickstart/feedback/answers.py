@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from hermes.batch.spec import RunSpec, open_run
+from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import read_dataset
-from hermes.batch.workers.pool import Pool, RunOptions
-from hermes.batch.workers.process import ProcessWorkers
 from hermes.config.load import load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject, RaterSource
@@ -23,7 +20,8 @@ from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import HermesError
 from hermes.quickstart.act import MODEL
 from hermes.quickstart.feedback.rule import SYSTEM_PROMPT, RuleVerdict, examples, judge
-from hermes.quickstart.progress import BatchMeter, StageMeter
+from hermes.quickstart.generate import run_batch
+from hermes.quickstart.progress import StageMeter
 from hermes.serving.fetch import fetch
 from hermes.store import Filter, Reader, Writer
 from hermes.training.session import ProgressCallback
@@ -76,15 +74,8 @@ def record_answers(
             },
             prefill=tuple(message.to_json() for message in prefill),
         )
-        batch_folder = folder / style
-        meter = BatchMeter(StageMeter(f"answers, {style}", len(dataset.rows) * plan.samples, progress))
-        options = RunOptions(num_workers=1, concurrency=plan.at_once)
-        with open_run(batch_folder, spec, accept_changes=False) as spec:
-            pool = Pool(batch_folder, spec, dataset, options, meter, ProcessWorkers(batch_folder))
-            result = asyncio.run(pool.run())
-        if not result.complete:
-            raise HermesError(f"the batch in {batch_folder} is not complete", "hermes doctor")
-        answered += len(dataset.rows) * plan.samples
+        meter = StageMeter(f"answers, {style}", len(dataset.rows) * plan.samples, progress)
+        answered += run_batch(folder / style, spec, dataset, plan.at_once, meter)
     return answered
 
 

@@ -177,18 +177,18 @@ def _mode(request: WebRequest, queue: str) -> ModeView:
 def _draft(request: WebRequest, mode: ModeView, rater: str) -> RatingDraft:
     """The decision that the page sends for one key; PageError (400) names what is missing."""
     button = mode.button(request.field("decision", max_chars=100))
-    first, other = (request.field(name, max_chars=64) for name in ("trajectory", "other"))
+    first, second = (request.field(name, max_chars=64) for name in ("trajectory", "other"))
     step = request.form_integer("step")
-    if mode.pairwise and not other:
+    if mode.pairwise and not second:
         raise PageError(400, "a pair needs two trajectories")
     if mode.stepwise and step is None:
         raise PageError(400, "the rating of a step needs its index")
-    second = other if mode.pairwise else None
+    other_id = second if mode.pairwise else None
     return RatingDraft(
         first,
         button.verdict,
         rater,
-        other_id=second,
+        other_id=other_id,
         step_index=step if mode.stepwise else None,
         per_step=mode.stepwise,
         strength=button.strength,
@@ -196,7 +196,7 @@ def _draft(request: WebRequest, mode: ModeView, rater: str) -> RatingDraft:
         elapsed_ms=_elapsed_ms(request),
         shown_first=first if mode.pairwise else None,
         queue=request.field("queue", max_chars=200) or None,
-        item=item_key(first, second),
+        item=item_key(first, other_id),
         id=checked_id(request.field("id", max_chars=100)),
     )
 

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from hermes.rl.run import RlRun
 from hermes.store.browse.columns import sql_condition
+from hermes.training.monitor.series import HIDDEN, RunSeries
 from hermes.training.monitor.sinks import METRICS
 from hermes.web.render.transcript import forbidden_by_step
 from hermes.web.requests import WebRequest
@@ -21,7 +22,6 @@ from hermes.web.runs.configs import differences, read_config
 from hermes.web.runs.curves import curve, panels
 from hermes.web.runs.detail import find_folder, read_detail, read_marks
 from hermes.web.runs.listing import RunRow, list_runs, read_run
-from hermes.web.runs.metrics import HIDDEN, RunSeries
 
 _MAX_OVERLAID = 10
 _FIRST_PANELS = 8

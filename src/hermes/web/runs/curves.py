@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from hermes.web.runs.metrics import HIDDEN, RunSeries
+from hermes.training.monitor.series import HIDDEN, RunSeries
 
 SMOOTHING = 0.9
 

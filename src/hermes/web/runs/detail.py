@@ -14,9 +14,9 @@ from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import CRASH_EVENT, RlRun
 from hermes.training.monitor.incidents.alerts import Alert
 from hermes.training.monitor.incidents.starts import TrainerStart, read_starts
+from hermes.training.monitor.series import RunSeries
 from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
-from hermes.web.runs.metrics import RunSeries
 
 _LOG_LINES = 12
 
