@@ -205,7 +205,7 @@ TABLE = [
     ("rl sweep --env calculater", 2, "there is no environment 'calculater'", "did you mean calculator?"),
     ("rl sweep --env calculator --set nothing=1", 2, "there is no field 'nothing'", "hermes rl config"),
     ("rl test --env calculater", 2, "there is no environment 'calculater'", "did you mean calculator?"),
-    ("skills browse --categry x", 2, "No such option '--categry'", "hermes skills browse --help"),
+    ("skills browse --nothing", 2, "No such option", "hermes skills browse --help"),
     ("skills check nothing", 2, "there is no skill 'nothing'", "hermes skills browse"),
     ("skills install missing", 2, "'missing' is neither a bundled skill", "hermes skills browse"),
     ("skills learn nothing", 2, "'nothing' matches no trajectory", "hermes trajectories list"),

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from hermes.cli.model_options import model_options, parse_model
+from hermes.cli.model_options import model_options
 from hermes.cli.train.command import train
 from hermes.config.option import command_words, option
 from hermes.rl.config.fields import TrainerFields, fields_of
@@ -48,7 +48,15 @@ def test_what_a_trainer_is_started_with_is_read_back() -> None:
         "run_dir": Path("x"),
     }
     words = command_words(RlOptions, values)
-    options = parse_model(RlOptions, _GRPO.make_context("grpo", list(words)))
+    parsed: list[RlOptions] = []
+
+    @click.command()
+    @model_options(RlOptions)
+    def command(options: RlOptions) -> None:
+        parsed.append(options)
+
+    assert CliRunner().invoke(command, list(words)).exit_code == 0
+    options = parsed[0]
     stated = {name: value for name, value in values.items() if value not in (False, "")}
     assert {name: getattr(options, name) for name in stated} == stated
     assert options.model_fields_set == set(stated), "all else has the model's own default"
@@ -79,6 +87,11 @@ class _Small(RlFields):
 def test_a_value_that_does_not_fit_is_refused_by_its_flag(words: list[str], said: str) -> None:
     result = CliRunner().invoke(_command, words)
     assert result.exit_code == 2 and said in result.output
+
+
+def test_toolsets_are_words_with_commas_or_several_flags() -> None:
+    options = RlhfOptions(reward_model="r", toolsets=("math, file", "web"))
+    assert options.toolsets == ("math", "file", "web")
 
 
 def test_a_former_name_is_accepted_and_not_listed() -> None:

@@ -31,9 +31,10 @@ ReadFile = Callable[[Path], Mapping[str, Any]]
 
 
 def model_options(
-    *models: type[BaseModel], read_file: ReadFile | None = None
+    *models: type[BaseModel], read_file: ReadFile | None = None, file_help: str = "with these flags"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options of the models. `read_file`: for the values of the first model in --config FILE."""
+    """Adds the options of the models. `read_file`: for the values of the first model in --config FILE, a
+    YAML file as `file_help` says."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -49,7 +50,7 @@ def model_options(
             return command(*arguments, *objects, **params)
 
         parameters = [_parameter(name, info) for model in models for name, info in model.model_fields.items()]
-        return add_options(*parameters, *([_CONFIG] if read_file else []))(run)
+        return add_options(*parameters, *([_config_option(file_help)] if read_file else []))(run)
 
     return decorate
 
@@ -82,12 +83,13 @@ def fields_of_keys(
     return values
 
 
-_CONFIG = click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="YAML file with options; flags win over it.",
-)
+def _config_option(file_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        help=f"YAML file {file_help}; flags win over it.",
+    )
 
 
 def parse_model(

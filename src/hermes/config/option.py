@@ -80,6 +80,11 @@ def split_words(value: Any) -> Any:
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
+def split_each(values: Any) -> Any:
+    """A validator for tuples that a command line may also write as one word with commas."""
+    return [word for value in values for word in split_words(value) if word]
+
+
 def command_words(model: type[BaseModel], values: Mapping[str, Any]) -> tuple[str, ...]:
     """The values as words of a command line; None, False and empty ones are left out."""
     words: list[str] = []

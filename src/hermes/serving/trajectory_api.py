@@ -1,6 +1,6 @@
 """What every client of the trajectory API shares: its token, its responses and its errors.
 
-The environment's client is asynchronous (`envs.modes.api_client`), the trainer's is not
+The environment's client is asynchronous (`envs.modes.api_session`), the trainer's is not
 (`training.data.api`). Both call the same HTTP library through these functions, so that a failure has one
 type and one text. Not here: retries, which differ between the two.
 """

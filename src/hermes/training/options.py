@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from hermes.config.option import option, split_words
+from hermes.config.option import option, split_each, split_words
 from hermes.training.data.advantages import Baseline
 from hermes.training.preference.losses import DpoLoss
 from hermes.training.schedule import default_rl_rate, parameters_of
@@ -394,8 +394,8 @@ class RlhfOptions(PpoOptions):
     env_replicas: int = option(1, "Number of environment processes.", former=("--environments",), ge=1)
     max_turns: int = option(1, "Model calls in a rollout.", ge=1)
     answer_tokens: int = option(200, "Longest answer of one model call.", ge=1)
-    toolsets: Annotated[list[str], BeforeValidator(split_words)] = option(
-        [], "Toolsets of the agent, separated by commas. Default: none.", former=("--toolset",)
+    toolsets: Annotated[tuple[str, ...], BeforeValidator(split_each)] = option(
+        (), "Toolsets of the agent, separated by commas. Default: none.", former=("--toolset",)
     )
     system_prompt: str = option(
         "", "System prompt of every rollout.", "--system", former=("--system-prompt",)

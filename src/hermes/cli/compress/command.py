@@ -39,6 +39,9 @@ _IGNORED_KEYS = {
 }
 
 
+_FILE_HELP = "with these flags, or hermes-agent's trajectory_compression.yaml"
+
+
 class CompressOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
@@ -127,7 +130,7 @@ def _dotted_keys(data: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 @click.command()
-@model_options(CompressOptions, read_file=read_compress_file)
+@model_options(CompressOptions, read_file=read_compress_file, file_help=_FILE_HELP)
 @json_option
 @click.pass_context
 @stored_variables

@@ -21,6 +21,8 @@ from hermes.training.options import (
     SftOptions,
 )
 
+_SECTIONS = "with the sections env, openai and tinker"
+
 
 def _read_run_file(path: Path) -> Mapping[str, Any]:
     from hermes.rl.config.run_file import train_values
@@ -96,7 +98,7 @@ def reward(options: RewardOptions, filters: FilterOptions, as_json: bool) -> Non
 
 
 @train.command()
-@model_options(RlOptions, read_file=_read_run_file)
+@model_options(RlOptions, read_file=_read_run_file, file_help=_SECTIONS)
 @json_option
 @stored_variables
 def grpo(options: RlOptions, as_json: bool) -> None:
@@ -107,7 +109,7 @@ def grpo(options: RlOptions, as_json: bool) -> None:
 
 
 @train.command(hidden=True)
-@model_options(PpoOptions, read_file=_read_run_file)
+@model_options(PpoOptions, read_file=_read_run_file, file_help=_SECTIONS)
 @json_option
 @stored_variables
 def ppo(options: PpoOptions, as_json: bool) -> None:
@@ -118,7 +120,7 @@ def ppo(options: PpoOptions, as_json: bool) -> None:
 
 
 @train.command()
-@model_options(RlhfOptions, FilterOptions, read_file=_read_run_file)
+@model_options(RlhfOptions, FilterOptions, read_file=_read_run_file, file_help=_SECTIONS)
 @json_option
 @stored_variables
 def rlhf(options: RlhfOptions, filters: FilterOptions, as_json: bool) -> None:

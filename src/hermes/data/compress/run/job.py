@@ -16,8 +16,7 @@ from enum import StrEnum
 from hermes.core import JSONObject, Message, Relation, canonical_json, content_hash
 from hermes.data.compress.counting.tokens import Counter
 from hermes.data.compress.folding.fold import fold
-from hermes.data.compress.folding.plan import Folded, FoldSettings, Strategy, SummaryRequest
-from hermes.data.compress.folding.verify import violations
+from hermes.data.compress.folding.plan import Folded, FoldSettings, Strategy, SummaryRequest, violations
 from hermes.data.compress.forms.conversation import (
     Edited,
     RowConversation,
