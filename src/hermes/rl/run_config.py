@@ -154,8 +154,8 @@ class RunConfig(_Section):
                     setattr(self.env, name, entry.env.get(name))
             else:
                 run = self.run.model_copy(update={"mixture": None})
-                own = self.model_copy(update={"env": entry.env, "run": run})
-                atomic_write(environment.config_path(folder), own.as_yaml())
+                config = self.model_copy(update={"env": entry.env, "run": run})
+                atomic_write(environment.config_path(folder), config.as_yaml())
         atomic_write(folder / "config.yaml", self.as_yaml())
 
     def as_yaml(self) -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.cli.compress.command import CompressOptions
 from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import can_redraw, waiting
 from hermes.config.load import Config, load
@@ -26,6 +25,7 @@ from hermes.data import where
 from hermes.data.compress.counting.tokenizer import find_tokenizer
 from hermes.data.compress.counting.tokens import TokenizerSpec
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
+from hermes.data.compress.options import CompressOptions
 from hermes.data.compress.run.analysis import Analysis
 from hermes.data.compress.run.inputs import Query, file_items, find_files, store_items
 from hermes.data.compress.run.job import CompressItem, CompressResult

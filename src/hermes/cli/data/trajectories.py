@@ -72,19 +72,19 @@ def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool)
 
 @trajectories.command()
 @click.argument("trajectory", default="last")
-@click.argument("other", required=False)
+@click.argument("second", metavar="[OTHER]", required=False)
 @click.option("--raw", is_flag=True, help="Also the input of each model call: every message and tool schema.")
 @click.option(
     "--compressed", is_flag=True, help="Show it beside its compressed version, with the folds marked."
 )
 @json_option
-def show(trajectory: str, other: str | None, raw: bool, compressed: bool, as_json: bool) -> None:
+def show(trajectory: str, second: str | None, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step.
 
     With OTHER: where the two first differ, and how.
     """
-    if other is not None:
-        _print_difference(trajectory, other, as_json)
+    if second is not None:
+        _print_difference(trajectory, second, as_json)
         return
     if compressed:
         from hermes.cli.data.compressed import show_compressed

@@ -25,8 +25,8 @@ _POLL_S = 0.05
 _NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-def engine_options(fields: TrainerFields, **others: Any) -> EngineServeOptions:
-    """`fields`: the section `tinker` of a run's configuration; `others` take precedence."""
+def engine_options(fields: TrainerFields, **overrides: Any) -> EngineServeOptions:
+    """`fields`: the section `tinker` of a run's configuration; `overrides` take precedence."""
     values = {
         "dtype": fields.engine_dtype,
         "memory_gib": fields.engine_memory_gib,
@@ -36,7 +36,7 @@ def engine_options(fields: TrainerFields, **others: Any) -> EngineServeOptions:
         "tensor_parallel_size": fields.engine_tensor_parallel_size,
         "exact": fields.engine_exact,
     }
-    return EngineServeOptions.model_validate({**values, **others})
+    return EngineServeOptions.model_validate({**values, **overrides})
 
 
 def api_arguments(port: int, folder: Path) -> tuple[str, ...]:

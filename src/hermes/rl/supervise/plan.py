@@ -221,7 +221,7 @@ class RunPlan:
 
 def trainer_arguments(run: RlRun, config: RunConfig) -> tuple[str, ...]:
     """The command line of `hermes train grpo`."""
-    env, evaluating = config.env, [place for place in config.environments() if place.evaluates]
+    env, evaluating = config.env, [entry for entry in config.environments() if entry.evaluates]
     sections = {"env": env, "tinker": config.tinker}
     dotted = {
         f"{section}.{name}": value
