@@ -44,7 +44,7 @@ check: setup
 # Three workers on two cores: a third of the time a test waits for a process that it started. A file is one worker's, so
 # that its servers and models are made once. The longest file starts first (tests/conftest.py).
 test: setup system-packages check
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow" --durations 50
 
 nightly: setup system-packages check
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[ray]'
