@@ -20,7 +20,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1092,
     "batch": 4511,
-    "cli": 9648,
+    "cli": 9675,
     "cluster": 229,
     "compat": 3668,
     "config": 2635,

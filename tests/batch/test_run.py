@@ -239,6 +239,8 @@ def test_old_command_lines_work_as_they_stand(tmp_path: Path) -> None:
                 "--distribution=minimal",
                 "--num_workers=1",
                 "--model=openai/m",
+                "--providers_allowed=Together, Groq",
+                *("--provider_sort", "price"),
             ],
             env=environ,
             cwd=tmp_path,
@@ -247,6 +249,7 @@ def test_old_command_lines_work_as_they_stand(tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "data/my_run/trajectories.jsonl").read_text().splitlines()) == 2
+    assert provider.requests[0].json["provider"] == {"only": ["Together", "Groq"], "sort": "price"}
     listing = hermes(tmp_path, "batch", "--list_distributions")
     assert "terminal_only" in listing.stdout
     status_of = hermes(

@@ -1,11 +1,12 @@
 """Runs command lines of the scripts of hermes-agent as `hermes` commands.
 
-Those scripts pass a value to switches (`--resume=True`, `--dry_run False`). Everything else is passed
-unchanged: underscores in flags are accepted everywhere.
+Those scripts pass a value to switches (`--resume=True`, `--dry_run False`), and batch_runner has four flags
+for OpenRouter's routing. Everything else is passed unchanged: underscores in flags are accepted everywhere.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,15 @@ import click
 
 _VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SWITCH = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+
+
+_ROUTING = {
+    "providers-allowed": "only",
+    "providers-ignored": "ignore",
+    "providers-order": "order",
+    "provider-sort": "sort",
+}
+"""Flags of batch_runner, and the keys of OpenRouter's `provider` object that they set."""
 
 
 def run(*command: str) -> None:
@@ -28,6 +38,7 @@ def run(*command: str) -> None:
 
 def batch_runner() -> None:
     """`batch_runner`, which is `hermes batch`."""
+    sys.argv[1:] = convert_routing(sys.argv[1:])
     run("batch")
 
 
@@ -69,6 +80,22 @@ def convert_switches(arguments: Sequence[str], switches: frozenset[str]) -> list
         elif state:
             converted.append(f"--{match[1]}")
     return converted
+
+
+def convert_routing(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the flags for routing as one `--providers`."""
+    words, converted, routing = list(arguments), [], {}
+    while words:
+        word = words.pop(0)
+        match = _SWITCH.fullmatch(word)
+        key = _ROUTING.get(match[1].replace("_", "-")) if match else None
+        value = None if match is None else match[2]
+        if key is None or (value is None and not words):
+            converted.append(word)
+            continue
+        value = words.pop(0) if value is None else value
+        routing[key] = value if key == "sort" else [name.strip() for name in value.split(",")]
+    return [*converted, f"--providers={json.dumps(routing)}"] if routing else converted
 
 
 def _switches(commands: Iterable[click.Command]) -> frozenset[str]:
