@@ -40,7 +40,7 @@ def test_every_output_has_the_results_in_the_order_of_the_calls(tmp_path: Path) 
         if body["messages"][-1]["role"] == "tool":
             return text("Done.")
         pauses_s = [draw.random() * 0.4 for _ in range(CALLS)]
-        commands = [f"sleep {pause_s:.3f}; printf result%s :{n}" for n, pause_s in enumerate(pauses_s)]
+        commands = [f"sleep {pause_s:.3f}; echo result':{n}'" for n, pause_s in enumerate(pauses_s)]
         return tool_calls([("terminal", {"command": line}) for line in commands])
 
     write_rows(tmp_path, *({"id": str(n), "prompt": f"Task {n}"} for n in range(TASKS)))

@@ -44,7 +44,7 @@ def test_the_core_imports_nothing_but_what_the_bench_may_need() -> None:
             served = name.startswith(tuple(f"hermes.engine.{folder}" for folder in SERVING))
             if not core and (served or not name.startswith(OURS)):
                 others.setdefault(relative.as_posix(), set()).add(name)
-    assert others == {"bench/baseline.py": {"peft"}}, "which is left out where it is not installed"
+    assert others == {"bench/run.py": {"peft"}}, "which is left out where it is not installed"
 
 
 @pytest.mark.slow
