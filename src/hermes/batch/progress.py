@@ -74,7 +74,7 @@ class Snapshot:
     unpriced: int
     """Finished samples whose price is unknown."""
     projected_cost_usd: float | None
-    """What this start will have cost when every sample is finished; None: a price is unknown, or none has."""
+    """The cost of this start, projected to all samples; None: a price is unknown, or no sample has finished."""
 
     @property
     def left(self) -> int:

@@ -58,7 +58,7 @@ def suggest(key: str) -> list[str]:
 
 
 def unknown_key_hint(key: str) -> str:
-    """What a person who wrote a key that does not exist may have meant."""
+    """Suggests existing keys for one that does not exist."""
     return did_you_mean(suggest(key), "'hermes config show' lists every setting")
 
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C leaves behind: what was kept, and how to go on.
+"""Tells a user who pressed Ctrl-C what was kept and how to go on.
 
 Commands that stop in an orderly way print it themselves (`batch`, `compress`, `train` after its first step,
 chat). Servers end with the exit code 0 and a line of STOPPED. For the others the group prints the line of

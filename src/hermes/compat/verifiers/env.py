@@ -295,7 +295,7 @@ _SANDBOX_ERRORS = ("SandboxError", "TunnelError", "InterceptionError", "ToolsetE
 
 @dataclass(frozen=True, slots=True)
 class AgentRollout:
-    """What one agent did in one rollout, and what that was worth."""
+    """One agent's part of a rollout, with its reward."""
 
     agent: str
     trainable: bool
@@ -406,7 +406,7 @@ def _sequences(member: AgentRollout) -> list[TrainSequence]:
 
 
 def _distribution(sequence: TrainSequence, member: AgentRollout) -> dict[str, Any]:
-    """What the tokens of a sequence were drawn with; one of several distributions is not trained on."""
+    """Returns the sampling parameters of a sequence; a sequence with several is not trained on."""
     stated = {
         (sampling.temperature, sampling.top_p, sampling.top_k)
         for sampling in (member.calls[index].sampling for index in sequence.calls)

@@ -245,7 +245,7 @@ def _blocks(text: str) -> Iterator[str]:
 
 
 def word_expression(tokenizer: JSONObject) -> re.Pattern[str] | None:
-    """What finds the words of plain text for a tokenizer in its library's form; None if nothing does."""
+    """Returns the word splitter of a tokenizer in its library's form; None if it has none."""
     # A token that is matched after the normaliser may span words.
     if any(token["normalized"] for token in tokenizer.get("added_tokens") or ()):
         return None
