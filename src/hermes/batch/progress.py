@@ -74,7 +74,7 @@ class Snapshot:
     unpriced: int
     """Finished samples whose price is unknown."""
     projected_cost_usd: float | None
-    """The cost of this start, projected to all samples; None: a price is unknown, or no sample has finished."""
+    """The cost of this start, projected to all samples; None: a price is unknown, or none has finished."""
 
     @property
     def left(self) -> int:
