@@ -328,7 +328,8 @@ def test_short_of_memory_policies_sample_and_only_what_cannot_be_done_fails(tmp_
 def gaps_of_many(engine: Engine, count: int, seed: int) -> Floats:
     """|sampler - trainer| at every token that so many policies sample together.
 
-    Ranks, prompts, numbers of rows and lengths are drawn, so that rows join and leave all the time.
+    Ranks, prompts, numbers of rows and lengths are drawn, so that rows join and leave all the time. Every
+    second sequence fills its slot of the pool to the last index.
     """
     rng = np.random.default_rng(seed)
     adapters = []
@@ -341,8 +342,10 @@ def gaps_of_many(engine: Engine, count: int, seed: int) -> Floats:
     for _ in range(3):
         for number in rng.permutation(count):
             policy = engine.snapshot(adapters[number]).result()
-            prompt = rng.integers(3, 512, int(rng.integers(1, 100)))
-            params = SamplingParams(int(rng.integers(1, 40)), seed=int(rng.integers(1 << 30)), stop=())
+            tokens = int(rng.integers(1, 40))
+            length = int(rng.choice([64, 96])) + 1 - tokens if number % 2 else int(rng.integers(1, 100))
+            prompt = rng.integers(3, 512, length)
+            params = SamplingParams(tokens, seed=int(rng.integers(1 << 30)), stop=())
             request = SampleRequest(prompt, params, int(rng.integers(1, 5)))
             requests.append((adapters[number], prompt, engine.sample(policy, request)))
     gaps = []

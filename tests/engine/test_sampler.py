@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,19 @@ def test_a_runner_one_step_ahead_gives_the_same_sequences() -> None:
         results.append(bench.run(*jobs))
     for ours, wanted in zip(*results, strict=True):
         assert same(ours.sequences[0], wanted.sequences[0])
+
+
+def test_a_sequence_that_fills_its_slot_does_not_write_into_the_next_one() -> None:
+    """A step is in flight when a sequence ends, and computes one token more of it."""
+    seed = secrets.randbelow(1 << 30)
+    print("seed", seed)
+    rng, bench = np.random.default_rng(seed), Bench(runner=LateRunner)
+    jobs = []
+    for number in range(24):
+        filled = int(rng.choice([64, 96, 128])) + 1 if number % 2 else int(rng.integers(20, 120))
+        tokens = int(rng.integers(1, 17))
+        jobs.append(bench.ask(prompt(filled - tokens, number), max_tokens=tokens, seed=number))
+        bench.sampler.step()
+    for job, result in zip(jobs, bench.run(*jobs), strict=True):
+        (sequence,) = result.sequences
+        assert np.abs(sequence.logprobs - bench.logprobs(job.prompt, sequence.tokens)).max() < 1e-3

@@ -123,7 +123,8 @@ def parse_request(
         stops=stops.parse(request.params.stop),
         limit=limit,
         seed=seed,
-        slot_size=min(slot_size(len(prompt) + max(0, limit - 1)), limits.kv_tokens),
+        # The last token too: the step in flight when a sequence ends writes its keys and values.
+        slot_size=min(slot_size(len(prompt) + limit), limits.kv_tokens),
         scores=PromptScores(request, seed, limits.vocab) if scored else None,
     )
 
