@@ -7,6 +7,10 @@ Sizes, families, dtypes, learning rates, temperatures, losses and ages of rollou
 bundled model; the other models have random weights and its tokenizer. An alarm is a strike of the proof, a
 run that failed, or a cause that `rl doctor` names about the weights. What doctor says about the task (answers
 are cut off, say) is listed as advice. The exit code is 1 if there was an alarm.
+
+`--draws N` makes N runs of random shape instead, from a seed that is printed: one to six turns, answers of 5
+to 2,000 tokens (60 on a CPU), other batch sizes, arithmetic and evaluations; one process of the run is killed
+in some of them, some are stopped and resumed, and some share one engine.
 """
 
 from __future__ import annotations
@@ -17,15 +21,20 @@ import math
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hermes.rl.run import find_run, read_metrics
+from hermes.rl.run import RlRun, find_run, read_metrics
+from hermes.rl.supervise import ports
+from hermes.serving.fetch import fetch_json
 
 TASKS = (
     "rain",
@@ -54,6 +63,57 @@ def digits(ctx):
 def brief(ctx):
     return -len(ctx.answer) / 100
 """
+CONVERSATION = """
+import asyncio
+import random
+
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from pydantic import Field
+
+
+class ConversationConfig(BaseEnvConfig):
+    turns: int = Field(default=2, description="Model calls of a rollout.")
+    answer_tokens: int = Field(default=24, description="Longest answer of a turn.")
+    delay_s: float = Field(default=0.0, description="Longest time between two turns.")
+
+
+class ConversationEnv(BaseEnv):
+    name = "conversation"
+    env_config_cls = ConversationConfig
+
+    async def setup(self):
+        self.count = 0
+
+    async def get_next_item(self):
+        self.count += 1
+        return self.count
+
+    async def collect_trajectory(self, item):
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            messages = [{"role": "user", "content": f"Say something about the number {item}."}]
+            for turn in range(self.config.turns):
+                answer = await managed.chat_completion(
+                    messages=messages, n=1, max_tokens=self.config.answer_tokens
+                )
+                text = answer.choices[0].message.content or ""
+                messages += [
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": f"Go on, part {turn + 2}."},
+                ]
+                await asyncio.sleep(random.random() * self.config.delay_s)
+            node = managed.get_state()["nodes"][0]
+        score = sum(letter in "aeiou" for letter in text.lower()) / (len(text) or 1)
+        return {
+            "tokens": node.tokens,
+            "masks": node.masked_tokens,
+            "inference_logprobs": node.logprobs,
+            "scores": score,
+        }, []
+
+    async def evaluate(self, *args, **kwargs):
+        pass
+"""
+"""A stranger's environment of several turns, on the class of Atropos."""
 ABOUT_TASK = frozenset(
     {"no signal", "truncation", "tool errors", "entropy collapse", "no progress", "old rollouts"}
 )
@@ -79,6 +139,13 @@ class Case:
     """The same on a CPU."""
     reward: str = "vowels"
     fields: dict[str, Any] = field(default_factory=dict)
+    turns: int = 0
+    """Model calls of a rollout of CONVERSATION; 0: one answer that a reward function scores."""
+    killed: str | None = None
+    """The process that dies in the middle of the run."""
+    resumed: bool = False
+    """The run is stopped in the middle and resumed."""
+    shares_engine: bool = False
 
 
 CASES: dict[str, Case] = {
@@ -128,7 +195,10 @@ def draw_case(rng: random.Random, device: str) -> Case:
         "agent_temperature": rng.choice([0.7, 1.0, 1.0, 1.2]),
     }
     arithmetic = rng.choice(["float32", "bfloat16", "exact", "nf4", "int8"])
-    if arithmetic in ("float32", "bfloat16"):
+    disturbance = rng.choice(["none", "none", "killed", "resumed", "shares engine"])
+    if disturbance == "shares engine":
+        arithmetic = "auto"
+    elif arithmetic in ("float32", "bfloat16"):
         fields["engine_dtype"] = arithmetic
     elif arithmetic != "exact":
         fields["engine_quantize"] = arithmetic
@@ -136,7 +206,28 @@ def draw_case(rng: random.Random, device: str) -> Case:
         fields["engine_exact"] = True
     models = [name for name, (_, _, width) in SHAPES.items() if device == "cuda" or width <= 64]
     model = rng.choice(models)
-    return Case(model, model, rng.choice(["vowels", "brief"]), fields)
+    reward, turns = rng.choice(["vowels", "brief"]), rng.choice([0, 0, 2, 3, 6])
+    if turns:
+        answer = min(longest, 3000 // turns)
+        sequence = (answer + 40) * turns
+        fields |= {
+            "turns": turns,
+            "answer_tokens": answer,
+            "delay_s": rng.choice([0.0, 0.2, 1.0]),
+            "max_token_length": sequence,
+            "max_token_trainer_length": sequence,
+        }
+        del fields["agent_temperature"]
+    return Case(
+        model,
+        model,
+        reward,
+        fields,
+        turns,
+        rng.choice(["env", "trainer", "engine", "api"]) if disturbance == "killed" else None,
+        disturbance == "resumed",
+        disturbance == "shares engine",
+    )
 
 
 def main() -> int:
@@ -174,8 +265,11 @@ def main() -> int:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
         print(f"[{time.monotonic() - began_s:5.0f} s] {name}: {json.dumps(results[name])}", flush=True)
 
-    with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(run, names))
+    try:
+        with ThreadPoolExecutor(options.at_once) as pool:
+            list(pool.map(run, names))
+    finally:
+        ENGINES.stop()
     alarms = [name for name in names if results[name]["alarms"]]
     print(f"{len(names)} runs, {len(alarms)} with an alarm" + (f": {', '.join(alarms)}" if alarms else ""))
     return 1 if alarms else 0
@@ -185,6 +279,7 @@ def write_task(folder: Path) -> None:
     """The prompts and the reward functions."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rewards.py").write_text(REWARDS)
+    (folder / "conversation.py").write_text(CONVERSATION)
     rows = ({"prompt": f"Say something about {thing}."} for thing in TASKS)
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -207,7 +302,7 @@ def make_model(folder: Path, bundled: Path, family: str, layers: int, width: int
         num_key_value_heads=width // 64 if width < 256 else width // 128,
         head_dim=32 if width < 256 else 64,
         vocab_size=len(tokenizer),
-        max_position_embeddings=1024,
+        max_position_embeddings=16384,
         initializer_range=0.05,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
@@ -249,10 +344,15 @@ def run_case(name: str, case: Case, folder: Path, options: argparse.Namespace) -
         for key, value in fields.items()
         for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     ]
-    reward = f"{folder / 'rewards.py'}:{case.reward}"
-    flags = ("--prompts", str(folder / "tasks.jsonl"), "--reward", reward, "--toolsets", "none", *edits)
-    started = hermes(home, "rl", "start", "--no-preflight", *flags)
+    if case.turns:
+        task: tuple[str, ...] = ("--env", str(folder / "conversation.py"))
+    else:
+        reward = f"{folder / 'rewards.py'}:{case.reward}"
+        task = ("--prompts", str(folder / "tasks.jsonl"), "--reward", reward, "--toolsets", "none")
+    service = ("--service", ENGINES.url(weights, options.device)) if case.shares_engine else ()
+    started = hermes(home, "rl", "start", "--no-preflight", *task, *service, *edits)
     run = find_run(home, started["run_id"])
+    disturb(run, home, case, options.steps)
     while not (status := run.status()).state.ended:
         time.sleep(1)
     steps = list(read_metrics(run.metrics_path))
@@ -264,7 +364,11 @@ def run_case(name: str, case: Case, folder: Path, options: argparse.Namespace) -
         alarms.append(f"{status.state.value} after {len(steps)} steps: {status.reason}")
     return {
         "model": model,
-        "fields": case.fields,
+        **{
+            name: value
+            for name, value in asdict(case).items()
+            if value and name not in ("model", "cpu_model")
+        },
         "state": status.state.value,
         "steps": len(steps),
         "checked_steps": len(rows),  # those that had something to train on
@@ -279,6 +383,57 @@ def run_case(name: str, case: Case, folder: Path, options: argparse.Namespace) -
         ),
         "staleness_mean": _mean(rows, "health/staleness"),
     }
+
+
+def disturb(run: RlRun, home: Path, case: Case, steps: int) -> None:
+    """Kills a process of the run in its middle, or stops and resumes the run, where the case says so."""
+    if case.killed is None and not case.resumed:
+        return
+    while len(list(read_metrics(run.metrics_path))) < steps // 2:
+        if run.status().state.ended:
+            return
+        time.sleep(0.2)
+    if case.killed is None:
+        hermes(home, "rl", "stop", run.run_id)
+        hermes(home, "rl", "resume", run.run_id)
+        return
+    processes = run.status().processes
+    name = next((name for name in processes if name.split("-")[0] == case.killed), None)
+    process_id = processes[name].process_id if name else None
+    if process_id is not None:  # a run on a shared engine has none of its own
+        with suppress(ProcessLookupError):
+            os.kill(process_id.pid, signal.SIGKILL)
+
+
+class Engines:
+    """One engine a model for the runs that share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: dict[Path, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def url(self, weights: Path, device: str) -> str:
+        with self._lock:
+            if weights not in self._processes:
+                port = ports.choose(29_100)
+                command = [sys.executable, "-m", "hermes", "engine", "serve", "--model", str(weights)]
+                flags = ["--device", device, "--port", str(port), "--max-adapters", "64", "--kv-gib", "2"]
+                process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL)
+                url = f"http://127.0.0.1:{port}"
+                while fetch_json(f"{url}/health") is None:
+                    if process.poll() is not None:
+                        raise RuntimeError(f"the engine of {weights} ended with {process.returncode}")
+                    time.sleep(0.5)
+                self._processes[weights] = process, url
+            return self._processes[weights][1]
+
+    def stop(self) -> None:
+        for process, _ in self._processes.values():
+            process.terminate()
+            process.wait()
+
+
+ENGINES = Engines()
 
 
 def _mean(rows: list[dict[str, Any]], name: str) -> float | None:

@@ -128,6 +128,12 @@ class RunConfig(_Section):
     tinker: TrainerFields = Field(default_factory=TrainerFields)
     run: RunSection = Field(default_factory=RunSection)
 
+    @property
+    def env_replicas(self) -> int:
+        """Processes of each environment. The start of a run decides what `auto` is; older files do not say."""
+        count = self.tinker.env_replicas
+        return 1 if count == "auto" else count
+
     @classmethod
     def read(cls, path: Path) -> RunConfig:
         """ConfigError names what is wrong in the file."""

@@ -93,9 +93,10 @@ _RANGES: Mapping[str, tuple[float | None, float | None]] = MappingProxyType(
         "env.eval_limit_ratio": (0, 1),
         "env.agent_temperature": (0, 2),
         "env.max_eval_workers": (1, 4096),
+        "tinker.env_replicas": (1, 256),
     }
 )
-"""Bounds that the settings classes of environments do not declare."""
+"""Bounds that the settings classes of environments do not declare, or only for one of several types."""
 
 
 class TrainerFields(RlFields):
@@ -115,8 +116,10 @@ class TrainerFields(RlFields):
     engine_tensor_parallel_size: int = Field(
         default=1, ge=1, le=64, description="Processes that divide one copy of the base model's layers."
     )
-    env_replicas: int = Field(
-        default=1, ge=1, le=256, description="Environment processes that make the rollouts together."
+    env_replicas: typing.Annotated[int, Field(ge=1, le=256)] | typing.Literal["auto"] = Field(
+        default="auto",
+        description="Environment processes that make the rollouts together; auto: one for each 64 rollouts of "
+        "a batch, as far as the processor goes.",
     )
     sampling_servers: typing.Annotated[list[str], BeforeValidator(split_words)] = Field(
         default_factory=list,

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.core.processors import usable_processors
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import ConfigError, HermesError, UsageError
 from hermes.rl.config.base_model import BASE_MODEL, check_model, chosen_model, model_field
@@ -40,6 +41,7 @@ POLICY = "policy"
 """The engine's name of the newest weights of a run."""
 _ENVIRONMENT_FIRST = ("group_size", "batch_size")
 """Fields that the recipe sets only if the environment does not."""
+_ROLLOUTS_A_PROCESS, _MOST_ENV_PROCESSES = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,25 @@ class Resolved:
         from hermes.rl.run_config import RunConfig
 
         sections = {name: self.section(name) for name in ("env", "tinker")}
+        if sections["tinker"]["env_replicas"] == "auto":
+            mixture = run.get("mixture") or [self.selection]
+            sections["tinker"]["env_replicas"] = env_processes(
+                sections["env"]["batch_size"] // len(mixture), usable_processors(), sections["env"]["synchronous"]
+            )
         fixed = {name: self.values[name] for name in FIXED}
         return RunConfig.parse(
             {**sections, "openai": [self.section("openai")], **fixed, "run": run}, self.selection.file_path
         )
+
+
+def env_processes(batch_size: int, cores: int, synchronous: bool) -> int:
+    """How many processes of an environment a run has unless it says so.
+
+    A process is one core, which makes some 200 model calls a second, and takes seconds to start. Half of the
+    cores are left to the engine, the trainer and the trajectory API. Replicas cannot be synchronous."""
+    if synchronous:
+        return 1
+    return max(1, min(_MOST_ENV_PROCESSES, cores // 2, batch_size // _ROLLOUTS_A_PROCESS))
 
 
 def list_environments(config: Config) -> Discovery:

@@ -155,7 +155,7 @@ class RunPlan:
     def _envs(self) -> list[ProcessSpec]:
         """A process for each environment, or as many replicas of it as the run has; each is watched and
         restarted by its name."""
-        count = self._config.tinker.env_replicas
+        count = self._config.env_replicas
         return [
             self._env(environment, number, count)
             for environment in self._config.environments()
