@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hermes.config.load import load
+from hermes.core.processors import usable_processors
 from hermes.errors import UsageError
-from hermes.rl.config.resolve import LockedFieldError, Resolved, edit, resolve, select
+from hermes.rl.config.resolve import LockedFieldError, Resolved, edit, env_processes, resolve, select
 from hermes.rl.run import RlRun, last_step
 from tests.rl.conftest import MakeHome
 from tests.rl.world import ENVIRONMENTS, change_settings
@@ -47,6 +48,24 @@ def test_eight_billion_parameters_are_trained_by_the_values_of_the_reference(tmp
         "tinker.save_checkpoint_interval": 25,
     }
     assert {name: values[name] for name in expected} == expected
+
+
+def test_a_run_chooses_its_environment_processes_and_groups_in_progress(tmp_path: Path) -> None:
+    assert [env_processes(512, cores, synchronous=False) for cores in (1, 2, 6, 16, 64)] == [1, 1, 3, 8, 8]
+    assert [env_processes(size, 16, synchronous=False) for size in (32, 127, 128, 4096)] == [1, 1, 2, 8]
+    assert env_processes(512, 16, synchronous=True) == 1
+    run = {"model": "m", "device": "cuda"}
+
+    def started(**values: Any) -> tuple[int, int]:
+        resolved = _resolved(tmp_path, values={"synchronous": False, "group_size": 16, **values})
+        config = resolved.run_config(run)
+        return config.env_replicas, config.env.max_num_workers
+
+    processes = env_processes(512, usable_processors(), synchronous=False)
+    assert started(batch_size=512) == (processes, 32), "a whole batch is in progress"
+    assert started(batch_size=16) == (1, 8)
+    assert started(batch_size=512, env_replicas=3, max_num_workers=5) == (3, 5)
+    assert started(batch_size=512, synchronous=True) == (1, -1)
 
 
 def test_groups_of_equal_scores_reach_the_trainer_which_counts_them(tmp_path: Path) -> None:

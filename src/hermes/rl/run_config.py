@@ -130,7 +130,7 @@ class RunConfig(_Section):
 
     @property
     def env_replicas(self) -> int:
-        """Processes of each environment. The start of a run decides what `auto` is; older files do not say."""
+        """Processes of each environment. The start of a run replaces `auto`; older files have no number."""
         count = self.tinker.env_replicas
         return 1 if count == "auto" else count
 

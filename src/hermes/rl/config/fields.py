@@ -118,8 +118,8 @@ class TrainerFields(RlFields):
     )
     env_replicas: typing.Annotated[int, Field(ge=1, le=256)] | typing.Literal["auto"] = Field(
         default="auto",
-        description="Environment processes that make the rollouts together; auto: one for each 64 rollouts of "
-        "a batch, as far as the processor goes.",
+        description="Environment processes that make the rollouts together; auto: one for every 64 rollouts "
+        "of a batch, at most half as many as there are cores, and one for a synchronous run.",
     )
     sampling_servers: typing.Annotated[list[str], BeforeValidator(split_words)] = Field(
         default_factory=list,

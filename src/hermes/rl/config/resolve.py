@@ -85,10 +85,16 @@ class Resolved:
         from hermes.rl.run_config import RunConfig
 
         sections = {name: self.section(name) for name in ("env", "tinker")}
+        env = sections["env"]
+        if env["max_num_workers"] == -1 and not env["synchronous"]:
+            # With fewer groups in progress than a batch has, a GPU waits for environments that wait for it.
+            env["max_num_workers"] = max(
+                env["max_num_workers_per_node"], env["batch_size"] // env["group_size"]
+            )
         if sections["tinker"]["env_replicas"] == "auto":
             mixture = run.get("mixture") or [self.selection]
             sections["tinker"]["env_replicas"] = env_processes(
-                sections["env"]["batch_size"] // len(mixture), usable_processors(), sections["env"]["synchronous"]
+                env["batch_size"] // len(mixture), usable_processors(), env["synchronous"]
             )
         fixed = {name: self.values[name] for name in FIXED}
         return RunConfig.parse(
