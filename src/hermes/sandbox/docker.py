@@ -4,6 +4,8 @@ One container per sandbox, one `exec` per command. No network unless allowed, no
 privileges, a read-only root file system with the workspace and a private /tmp as writable directories, an
 ordinary user, and hard limits on the memory, processes and CPUs of the whole container. The container ends
 with the sandbox, and also if Hermes is killed: its main process reads from a client that ends with Hermes.
+Closing the sandbox also removes it. What podman keeps of one whose Hermes was killed, an entry without
+processes, is removed by: podman container prune --filter label=research.hermes.sandbox
 
 A command's processes are identified by a variable in their environment. At a time-out all processes with it
 are killed; one that has cleared its environment runs until the container ends, or until `kill_all`, which is
@@ -41,6 +43,7 @@ _START_TIMEOUT_S = 600.0
 """The image may have to be pulled first."""
 _PROBE_TIMEOUT_S = 20
 _KILL_TIMEOUT_S = 10.0
+_REMOVE_TIMEOUT_S = 60.0
 
 
 class DockerSandbox(IsolatedSandbox):
@@ -70,6 +73,7 @@ class DockerSandbox(IsolatedSandbox):
             await sandbox._start_container()
         except BaseException:
             await supervisor.close()
+            await asyncio.to_thread(sandbox._remove_container)
             raise
         return sandbox
 
@@ -121,9 +125,20 @@ class DockerSandbox(IsolatedSandbox):
 
     async def close(self) -> None:
         await self._supervisor.close()
+        await asyncio.to_thread(self._remove_container)
         if not self._workspace.fresh:
             await asyncio.to_thread(self._workspace.drop_set_uid)
         await self._leave_workspace()
+
+    def _remove_container(self) -> None:
+        """Docker has mostly removed it by now; podman's `--rm` is work of a process that has just ended."""
+        removal = [self._engine, "rm", "--force", self._name]
+        try:
+            subprocess.run(
+                removal, env=_client_env(), capture_output=True, timeout=_REMOVE_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SandboxError(f"the container {self._name} cannot be removed: {error}", FIX) from error
 
     async def _run(
         self,
