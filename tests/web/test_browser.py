@@ -28,7 +28,7 @@ AXE = Path(__file__).parent / "vendor" / "axe-4.14.0.min.js"
 MODES = {
     "thumb": ["y", "n"],
     "score": ["1", "2", "3", "4", "5"],
-    "pair": ["ArrowLeft", "ArrowRight", "=", "x", "Shift+ArrowLeft", "Shift+ArrowRight"],
+    "pair": ["ArrowLeft", "ArrowRight", "=", "x", "Shift+ArrowLeft", "Shift+ArrowRight", "a", "b"],
     "step": ["+", "-", "0"],
 }
 
@@ -137,6 +137,28 @@ def test_twenty_ratings_by_keyboard_with_undo(browser: Browser, rating_site: Web
         assert again[-1].trajectory_id == recorded[-1].trajectory_id and len(again) == 18
         assert page.locator(".item:not(.waiting)").get_attribute("data-item") == shown
         assert {rating.elapsed_ms is not None for rating in recorded} == {True}
+        assert trouble.events == []
+
+
+def test_a_long_system_prompt_is_one_line_and_a_phone_shows_the_answer(
+    browser: Browser, tmp_path: Path
+) -> None:
+    rules = "".join(f"Rule {number}: answer in one sentence.\n" for number in range(200))
+    with Writer(db_path(tmp_path)) as writer:
+        for answer in ("It is 4.", "It is 5."):
+            conversation = [Message.system(rules), Message.user("What is 2 + 2?"), Message.assistant(answer)]
+            recorded = record(writer, conversation)
+    address = f"/trajectories/{recorded}"
+    with open_site(tmp_path) as site, open_page(browser, site, width=390, height=844) as (page, trouble):
+        for path in ("/rate", "/rate?mode=pair", address):
+            page.goto(site.url + path)
+            answer = page.locator(".item:not(.waiting) .card.assistant, .transcript .card.assistant").first
+            box = answer.bounding_box()
+            assert box is not None and box["y"] + box["height"] < 844, path
+            assert box["width"] > 250, path
+        assert not page.get_by_text("Rule 17:").is_visible()
+        page.locator(".card.system summary").click()
+        assert page.get_by_text("Rule 17:").is_visible()
         assert trouble.events == []
 
 

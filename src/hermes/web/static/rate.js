@@ -227,6 +227,7 @@
     const strong = event.shiftKey && buttons.get(`Shift+${key}`);
     decide((strong || button).value);
   };
+  if (keys.ArrowLeft) [keys.a, keys.b] = [keys.ArrowLeft, keys.ArrowRight]; // as `hermes rate` has them
   keys.u = undo;
   keys.c = () => comment.focus();
   if (mode === "step") {
