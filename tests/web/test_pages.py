@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hermes.config.paths import db_path
+from hermes.core import Message, Source
+from hermes.store import Writer
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
+from tests.records import record
 from tests.waiting import wait_until
 from tests.web.samples import fill, keep_adapter
 from tests.web.site import WebSite, open_site
@@ -124,3 +128,19 @@ def test_environments_and_skills_are_listed(site: WebSite) -> None:
     assert site.get("/skills/axolotl").status == 200
     assert site.get("/skills/../../etc/passwd").status == 404
     assert site.get("/skills/nothing").status == 404
+
+
+def test_rollouts_of_training_are_shown_when_they_are_asked_for(tmp_path: Path) -> None:
+    with Writer(db_path(tmp_path)) as writer:
+        for number in range(8):
+            source = Source.ENV if number % 4 else Source.CHAT
+            conversation = [Message.user(f"Task {number} of {source}"), Message.assistant("Done.")]
+            record(writer, conversation, source=source)
+    with open_site(tmp_path) as site:
+        for path in ("/", "/trajectories"):
+            text = site.get(path).text
+            assert ("of chat" in text, "of env" in text) == (True, False), path
+        everything = site.get("/trajectories?q=").text
+        assert "of chat" in everything and "of env" in everything
+        assert "of env" not in "".join(site.get("/rate").text for _ in range(5))
+        assert "of env" in site.get("/rate?q=source%3Denv").text

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from hermes.config.paths import db_path
 from hermes.core import clock
+from hermes.web.query import DEFAULT_QUERY, parse_query
 from hermes.web.requests import WebRequest
 from hermes.web.runs.listing import RunRow, list_runs
 
@@ -22,7 +23,7 @@ def show(request: WebRequest) -> Response:
     since_ms, latest_ms = _visits(request, now_ms)
     with request.context.reader() as reader:
         figures = reader.figures(since_ms)
-        newest = reader.page([], limit=6).rows
+        newest = reader.page(parse_query(DEFAULT_QUERY).sql, limit=6).rows
     path = db_path(request.context.home)
     size_bytes = path.stat().st_size if path.exists() else 0
     runs: list[RunRow] = list_runs(request.context.home)

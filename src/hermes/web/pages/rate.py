@@ -24,7 +24,7 @@ from hermes.ratings import QueueRule, QueueSettings, RatingDesk, RatingMode
 from hermes.store.browse.reader import BrowseReader, WindowStep
 from hermes.store.rating.queues import item_key
 from hermes.web.pages.compare import shared_messages
-from hermes.web.query import TrajectoryQuery, parse_query
+from hermes.web.query import DEFAULT_QUERY, TrajectoryQuery, parse_query
 from hermes.web.rating.modes import MODES, ModeView, checked_id, get_mode
 from hermes.web.render.transcript import StepCard, StepVerdicts, make_cards
 from hermes.web.requests import WebRequest
@@ -42,7 +42,7 @@ _DEFAULT_GUIDELINES = "Judge the work, not its length. Good: the task is done an
 def show(request: WebRequest) -> Response:
     queue = request.text("queue", max_chars=200)
     mode = _mode(request, queue)
-    query = parse_query(request.text("q"))
+    query = parse_query(request.text("q", DEFAULT_QUERY))
     rater = _rater(request)
     progress = _desk(request).progress(queue) if queue else None
     with request.context.reader() as reader:
@@ -71,7 +71,7 @@ def show(request: WebRequest) -> Response:
 def next_item(request: WebRequest) -> Response:
     """The next item as a part of the page; 204 if nothing waits."""
     mode = _mode(request, request.text("queue", max_chars=200))
-    query = parse_query(request.text("q"))
+    query = parse_query(request.text("q", DEFAULT_QUERY))
     with request.context.reader() as reader:
         item = _find_item(request, reader, mode, query, _rater(request))
     if item is None:

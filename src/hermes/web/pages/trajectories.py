@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import JSONResponse, Response
 
-from hermes.web.query import TrajectoryQuery, field_names, parse_query
+from hermes.web.query import DEFAULT_QUERY, TrajectoryQuery, field_names, parse_query
 from hermes.web.render.text import search_words
 from hermes.web.requests import WebRequest
 
@@ -18,7 +18,7 @@ _COMMON = ("reward>0", "rating>=4", "rating<=2", "tool_errors>0", "turns>=10")
 
 def show(request: WebRequest) -> Response:
     """The page, or for htmx only the rows that follow."""
-    query = parse_query(request.text("q"))
+    query = parse_query(request.text("q", DEFAULT_QUERY))
     before = request.integer("before")
     with request.context.reader() as reader:
         page = reader.page(query.sql, query.words, before=before, limit=_PAGE)
