@@ -61,6 +61,8 @@ def test_a_run_chooses_its_environment_processes_and_groups_in_progress(tmp_path
         config = resolved.run_config(run)
         return config.env_replicas, config.env.max_num_workers
 
+    assert _resolved(tmp_path, device="cpu").values["env.max_eval_workers"] == 16
+    assert _resolved(tmp_path, device="cuda").values["env.max_eval_workers"] == 128
     processes = env_processes(512, usable_processors(), synchronous=False)
     assert started(batch_size=512) == (processes, 32), "a whole batch is in progress"
     assert started(batch_size=16) == (1, 8)

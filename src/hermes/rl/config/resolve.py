@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 POLICY = "policy"
 """The engine's name of the newest weights of a run."""
-_ENVIRONMENT_FIRST = ("group_size", "batch_size")
+_ENVIRONMENT_FIRST = ("group_size", "batch_size", "max_eval_workers")
 """Fields that the recipe sets only if the environment does not."""
 _ROLLOUTS_A_PROCESS, _MOST_ENV_PROCESSES = 64, 8
+_GPU_EVAL_WORKERS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,10 @@ def resolve(config: Config, selection: EnvSelection) -> Resolved:
     }
     model = chosen_model(settings, selection.edits)
     recipe = _recipe(model, defaults_by_section["env"], wandb=bool(config.environ.get("WANDB_API_KEY")))
-    recipe["env.synchronous"] = _runs_on_cpu(config)
+    on_cpu = _runs_on_cpu(config)
+    recipe["env.synchronous"] = on_cpu
+    # The trainer waits for an evaluation; 16 answers at once leave a GPU idle.
+    recipe["env.max_eval_workers"] = defaults.max_eval_workers if on_cpu else _GPU_EVAL_WORKERS
     for name in _ENVIRONMENT_FIRST:
         declared = BaseEnvConfig.model_fields[name].default
         if name in defaults.model_fields_set or defaults_by_section["env"][name] != declared:
