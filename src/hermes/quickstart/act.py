@@ -14,7 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Generic
 
+from hermes.config.paths import home
 from hermes.core.durations import duration
+from hermes.core.names import unused_name
 from hermes.disk.files import ensure_dir
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
@@ -26,11 +28,12 @@ from hermes.serving.fetch import fetch, fetch_json
 from hermes.training.session import ProgressCallback
 
 MODEL = "hermes/smollm2"
-_LOCAL = {
+LOCAL = {
     "TINKER_API_KEY": "tml-local",
     "HERMES_ENGINE_TOKEN": "",
     "HERMES_API_TOKEN": "",
     "WANDB_API_KEY": "",
+    "TINKER_BASE_URL": "",
 }
 """No account of the user is used: everything stays on this machine."""
 _COUNTS_S = 30.0
@@ -64,7 +67,6 @@ class EngineTokens:
 class Stage:
     name: str
     seconds: float
-    tokens: EngineTokens
 
 
 class Act(Generic[Recipe]):
@@ -85,7 +87,9 @@ class Act(Generic[Recipe]):
         self.stages: list[Stage] = []
         self._options = options
 
-    def start_engine(self, while_loading: Callable[[], object] = lambda: None) -> None:
+    def start_engine(
+        self, memory_gib: float | None = None, while_loading: Callable[[], object] = lambda: None
+    ) -> None:
         """Also chooses the recipe for this machine, and prints how long it takes.
 
         `while_loading` is called while the engine loads the model, which uses only one core.
@@ -99,6 +103,7 @@ class Act(Generic[Recipe]):
                 replicas=str(self._options.engine_replicas),
                 port=port,
                 state_dir=self.folder / "engine",
+                memory_gib=memory_gib,
             )
             self.processes.start("engine", engine.arguments())
             while_loading()
@@ -111,28 +116,27 @@ class Act(Generic[Recipe]):
 
     @contextmanager
     def stage(self, heading: str, name: str) -> Iterator[None]:
-        """Prints the heading with its number, and keeps the time and tokens of the block under `name`."""
+        """Prints the heading with its number, and keeps the time of the block under `name`."""
         self.progress(f"{len(self.stages) + 1}. {heading}")
-        began_s, before = time.monotonic(), self._tokens()
+        began_s = time.monotonic()
         try:
             yield
         except HermesError:
             self.processes.check()  # a failed process is the better explanation
             raise
-        self.stages.append(Stage(name, time.monotonic() - began_s, self._tokens().since(before)))
+        self.stages.append(Stage(name, time.monotonic() - began_s))
         self.progress(f"   {duration(self.stages[-1].seconds)}")
-
-    def _tokens(self) -> EngineTokens:
-        return engine_tokens(self.engine_url) if self.engine_url else EngineTokens()
 
 
 @contextmanager
 def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback) -> Iterator[Act[Recipe]]:
     """An act in a folder of its own. All its processes are stopped at the end, whatever ends it."""
-    name = f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = ensure_dir(options.output.absolute() / name)
+    output, stem = options.output.absolute(), f"{kind}-{datetime.now():%m%d}"
+    taken = {path.name for path in (*output.glob("*"), *(home() / "runs").glob("*"))}
+    name = unused_name(stem, taken)
+    folder = ensure_dir(output / name)
     progress(f"everything is written to {folder}")
-    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
+    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, LOCAL) as processes:
         yield Act(options, name, folder, processes, progress)
 
 

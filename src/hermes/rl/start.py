@@ -45,17 +45,18 @@ def start(
     *,
     task: str | None = None,
     mixed: Sequence[MixedEnvironment] = (),
+    name: str | None = None,
 ) -> RlRun:
     """Writes the run's record, starts a detached supervisor, and waits until that has written a status.
 
     `mixed`: all environments of a run that has several, `resolved` first. `task`: the task of the agent that
-    starts the run, whose budget applies; None: a person starts it.
+    starts the run, whose budget applies; None: a person starts it. `name`: its id; None: a random one.
     """
     check_together(resolved)
     check_machine(config, resolved)
     with start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
-        run = RlRun(config.home, os.urandom(4).hex())
+        run = RlRun(config.home, name or os.urandom(4).hex())
         ensure_dir(run.folder)
         settings = {
             **_run_section(config, resolved, run),
