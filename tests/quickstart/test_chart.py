@@ -46,3 +46,12 @@ def test_curves_of_any_length_can_be_drawn(steps: int) -> None:
     root = ElementTree.fromstring(chart.svg(curve))
     assert len(list(root.iter(f"{SVG}circle"))) == steps
     assert len(list(root.iter(f"{SVG}text"))) <= 1 + 5 + 12
+
+
+def test_bars_are_as_long_as_their_shares_and_names_cannot_write_markup() -> None:
+    rows = [("stars", 0.2, 0.8, "1.0", "4.0"), ("polite <b>", 0.0, 1.0, "0%", "100%")]
+    root = ElementTree.fromstring(chart.bars(rows, ("base", "after DPO")))
+    before, after, none, everything = (float(bar.attrib["width"]) for bar in root.iter(f"{SVG}rect"))
+    assert after == pytest.approx(4 * before, rel=0.01)
+    assert none == 0 and everything == pytest.approx(5 * before, rel=0.01)
+    assert "polite <b>" in [text.text for text in root.iter(f"{SVG}text")]

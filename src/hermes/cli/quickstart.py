@@ -16,9 +16,7 @@ _HERE = "'hermes web', then http://127.0.0.1:8765"
 @click.command()
 @click.argument("act", required=False, type=click.Choice(["feedback"]))
 @click.option("--fast", is_flag=True, help="Run every stage briefly, as a test; too little to learn.")
-@click.option(
-    "--full", is_flag=True, help="feedback: all steps even on a slow CPU, which gets fewer by default."
-)
+@click.option("--full", is_flag=True, help="feedback: also a reward model and RLHF against it.")
 @click.option(
     "--device",
     type=DeviceChoice(),
@@ -84,7 +82,7 @@ def quickstart(
         _feedback(torch_device, fast, full, engine_replicas, output, as_json)
         return
     recipe = choose(fast=fast, cuda=torch_device == "cuda")
-    options = ActOptions((recipe,), torch_device, output, engine_replicas)
+    options = ActOptions(recipe, torch_device, output, engine_replicas)
     with _web_app(web) as address, ProgressLines(to_stderr=as_json) as progress:
 
         def show(page: str) -> None:
@@ -122,8 +120,8 @@ def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output:
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
-    recipes = choose(fast=fast, cuda=device == "cuda", full=full)
-    options = ActOptions(recipes, device, output, engine_replicas)
+    recipe = choose(fast=fast, cuda=device == "cuda", full=full)
+    options = ActOptions(recipe, device, output, engine_replicas)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
         outcome = act.run(options, progress)

@@ -1,4 +1,4 @@
-"""What the acts of the quickstart share: a folder, one engine process, numbered stages, a recipe that fits.
+"""What the acts of the quickstart share: a folder, one engine process, numbered stages.
 
 One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
 in the folder, so that it can be repeated by hand.
@@ -42,8 +42,7 @@ _PREFIX = "hermes_engine_"
 
 @dataclass(frozen=True, slots=True)
 class ActOptions(Generic[Recipe]):
-    recipes: tuple[Recipe, ...]
-    """Largest first; on a CPU the machine's pace decides which one is used."""
+    recipe: Recipe
     device: str
     """cpu or cuda."""
     output: Path
@@ -70,7 +69,7 @@ class Stage:
 
 
 class Act(Generic[Recipe]):
-    """One run of an act. `recipe` and `engine_url` are set by `start_engine`."""
+    """One run of an act. `engine_url` is set by `start_engine`."""
 
     def __init__(
         self,
@@ -82,15 +81,18 @@ class Act(Generic[Recipe]):
     ) -> None:
         self.device, self.name, self.folder = options.device, name, folder
         self.processes, self.progress = processes, progress
-        self.recipe = options.recipes[0]
+        self.recipe = options.recipe
         self.engine_url = ""
         self.stages: list[Stage] = []
         self._options = options
 
     def start_engine(
-        self, memory_gib: float | None = None, while_loading: Callable[[], object] = lambda: None
+        self,
+        memory_gib: float | None = None,
+        kv_gib: float | None = None,
+        while_loading: Callable[[], object] = lambda: None,
     ) -> None:
-        """Also chooses the recipe for this machine, and prints how long it takes.
+        """Also measures this machine, and prints how long the recipe takes.
 
         `while_loading` is called while the engine loads the model, which uses only one core.
         """
@@ -104,15 +106,14 @@ class Act(Generic[Recipe]):
                 port=port,
                 state_dir=self.folder / "engine",
                 memory_gib=memory_gib,
+                kv_gib=kv_gib,
             )
             self.processes.start("engine", engine.arguments())
             while_loading()
             self.processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
             self.engine_url = url
-            if self.device == "cpu":  # on a GPU it is always the same recipe
-                pace_s = pace.measure_pace(url)
-                self.recipe = pace.fit(self._options.recipes, pace_s)
-                self.progress(pace.announce(self._options.recipes, self.recipe, pace_s))
+            if self.device == "cpu":  # the coefficients of the estimate are those of a CPU
+                self.progress(pace.announce(self.recipe, pace.measure_pace(url)))
 
     @contextmanager
     def stage(self, heading: str, name: str) -> Iterator[None]:

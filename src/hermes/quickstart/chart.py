@@ -1,4 +1,4 @@
-"""The reward curve with its intervals as an SVG image. Pure."""
+"""The pictures of the quickstarts as SVG: a curve with its intervals, and bars before and after. Pure."""
 
 from __future__ import annotations
 
@@ -77,6 +77,27 @@ def svg(values: Sequence[tuple[int, Interval]]) -> str:
         f'aria-label="{escape(_TITLE)}"><style>{_STYLE}</style>'
         f'<text x="{_LEFT}" y="24">{escape(_TITLE)}</text>{grid}{steps}'
         f'<polygon points="{band}" class="interval"/><polyline points="{path}"/>{dots}</svg>\n'
+    )
+
+
+def bars(rows: Sequence[tuple[str, float, float, str, str]], names: tuple[str, str]) -> str:
+    """(label, share before, share after, text before, text after) of each row; `names` of the two."""
+    left, width, row_height = 160, WIDTH - 160 - 70, 64
+    parts = [f'<text x="{left}" y="24">{escape(names[0])}: grey, {escape(names[1])}: blue</text>']
+    for number, (label, before, after, *texts) in enumerate(rows):
+        top = 44 + number * row_height
+        parts.append(f'<text x="{left - 12}" y="{top + 28}" text-anchor="end">{escape(label)}</text>')
+        for offset, share, text, kind in ((0, before, texts[0], "before"), (22, after, texts[1], "after")):
+            size = width * min(1.0, max(0.0, share))
+            parts.append(
+                f'<rect x="{left}" y="{top + offset}" width="{size:.1f}" height="18" class="{kind}"/>'
+                f'<text x="{left + size + 6:.1f}" y="{top + offset + 14}">{escape(text)}</text>'
+            )
+    height = 44 + len(rows) * row_height
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="before and after"><style>{_STYLE} .before {{ fill: #808080; opacity: .5 }} '
+        f".after {{ fill: #2563eb }}</style>{''.join(parts)}</svg>\n"
     )
 
 

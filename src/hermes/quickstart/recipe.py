@@ -16,6 +16,8 @@ from hermes.quickstart.pace import Cost
 
 ENVIRONMENT = "calculator"
 TOOLSETS = ("math",)
+_EXAMPLE_MESSAGES = 2 * 4
+"""Question, call, result and answer."""
 _START_S = 30.0
 """Starting the processes of all stages."""
 _SAMPLED = Cost(0.07, 0.2)
@@ -53,8 +55,10 @@ class QuickstartRecipe:
     """Share of sums that take two calculations."""
     at_once: int = 64
     """Rollouts in flight."""
-    engine_gib: float | None = 2.4
+    engine_gib: float | None = 2.5
     """Memory of the engine on a CPU."""
+    kv_gib: float | None = 0.45
+    """Of it for keys and values."""
 
     @property
     def batch_size(self) -> int:
@@ -98,13 +102,14 @@ class QuickstartRecipe:
             "tinker.save_checkpoint_interval": self.rl_steps,
             "tinker.env_replicas": self.environments,
             "tinker.engine_memory_gib": self.engine_gib,
+            "tinker.engine_kv_gib": self.kv_gib,
         }
 
 
 CPU = QuickstartRecipe(
     tasks=28,
     eval_tasks=24,
-    sft_steps=2,
+    sft_steps=3,
     sft_batch=12,
     sft_rate=1e-3,
     rl_steps=16,
@@ -137,6 +142,7 @@ CUDA = QuickstartRecipe(
     two_step_share=0.3,
     at_once=256,
     engine_gib=None,
+    kv_gib=None,
 )
 
 
@@ -148,8 +154,8 @@ def choose(*, fast: bool, cuda: bool) -> QuickstartRecipe:
 
 
 def examples() -> Sequence[Message]:
-    """Three whole exchanges, with answers in the format of the environment: the number alone."""
-    messages = examples_for(MODEL, TOOLSETS)
+    """Two whole exchanges, with answers in the format of the environment: the number alone."""
+    messages = examples_for(MODEL, TOOLSETS)[:_EXAMPLE_MESSAGES]
     return [
         Message.assistant(message.content.removeprefix("The answer is ").removesuffix("."))
         if message.role is Role.ASSISTANT and message.content

@@ -36,4 +36,4 @@ def text(outcome: QuickstartOutcome) -> str:
 
 def next_commands(outcome: QuickstartOutcome) -> tuple[str, str]:
     """Talk to the policy, and look at the run."""
-    return f'hermes --model policy:{outcome.policy} --toolsets math -q "What is 384 * 29?"', "hermes web"
+    return f'hermes --model policy:{outcome.policy} -q "What is 384 * 29?"', "hermes web"

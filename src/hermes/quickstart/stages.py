@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hermes.config.load import load
 from hermes.core.clock import now_ms
+from hermes.core.names import policy_name
 from hermes.core.stats import Interval, wilson
 from hermes.errors import HermesError
 from hermes.quickstart.act import LOCAL, MODEL, Act, ActOptions, open_act
@@ -55,7 +56,7 @@ class _QuickstartRun:
 
     def run(self) -> QuickstartOutcome:
         act, recipe = self._act, self._act.recipe
-        act.start_engine(recipe.engine_gib, while_loading=tokenizer)
+        act.start_engine(recipe.engine_gib, recipe.kv_gib, while_loading=tokenizer)
         heading = f"the base model tries {recipe.tasks} sums with examples, and {recipe.eval_tasks} without"
         with act.stage(heading, "generate"), ThreadPoolExecutor(1) as evaluating:
             measuring = evaluating.submit(evaluate, recipe, act.engine_url, MODEL)
@@ -149,6 +150,7 @@ def _success(row: dict[str, float]) -> Interval:
 def _register(rl_run: RlRun, success: Interval) -> str:
     """Makes the adapter a policy, and returns its name."""
     checkpoint = saved_checkpoints(rl_run)[-1]
+    name = policy_name(rl_run.run_id, checkpoint["step"])
     record = PolicyRecord(
         new_policy_id(),
         MODEL,
@@ -158,6 +160,7 @@ def _register(rl_run: RlRun, success: Interval) -> str:
         method="grpo",
         facts={"held_out_success": success.mean, "held_out_tasks": success.n},
         created_at_ms=now_ms(),
+        name=name,
     )
     PolicyRegistry(rl_run.home).add(record)
-    return record.id
+    return name

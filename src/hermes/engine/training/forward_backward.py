@@ -210,9 +210,8 @@ class _ForwardBackward:
 
     def _shared_prefix(self, packs: Sequence[Pack], tokens: Sequence[Ints]) -> SharedPrefix | None:
         """Computed, if all packs begin with it; None: there is one pack, or each has to compute it."""
-        # A micro-batch has at least one token of its own, and its activations fit beside the prefix's.
-        size = min(common_prefix(tokens), min(map(len, tokens), default=1) - 1)
-        fits = all(len(batch.tokens) <= self.budget_tokens for batch in packs)
+        size = min(common_prefix(tokens), min(map(len, tokens), default=1) - 1)  # each has a token of its own
+        fits = all(len(batch.tokens) - size <= self.budget_tokens for batch in packs)
         if (
             self.gradient is None
             or self.run_pass is not run_pass
