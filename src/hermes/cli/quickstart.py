@@ -99,9 +99,9 @@ def quickstart(
 
 
 @contextmanager
-def _web_app(wanted: bool) -> Iterator[str | None]:
+def _web_app(enabled: bool) -> Iterator[str | None]:
     """The address of the web app, which this process serves meanwhile; None if it is not wanted."""
-    if not wanted:
+    if not enabled:
         yield None
         return
     from hermes.config.load import load

@@ -133,8 +133,8 @@ class Act(Generic[Recipe]):
 def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback) -> Iterator[Act[Recipe]]:
     """An act in a folder of its own. All its processes are stopped at the end, whatever ends it."""
     output, stem = options.output.absolute(), f"{kind}-{datetime.now():%m%d}"
-    taken = {path.name for path in (*output.glob("*"), *(home() / "runs").glob("*"))}
-    name = unused_name(stem, taken)
+    names = {path.name for path in (*output.glob("*"), *(home() / "runs").glob("*"))}
+    name = unused_name(stem, names)
     folder = ensure_dir(output / name)
     progress(f"everything is written to {folder}")
     with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, LOCAL) as processes:

@@ -18,14 +18,13 @@ ENVIRONMENT = "calculator"
 TOOLSETS = ("math",)
 _EXAMPLE_MESSAGES = 2 * 4
 """Question, call, result and answer."""
-_START_S = 30.0
+_START_S = 40.0
 """Starting the processes of all stages."""
-_SAMPLED = Cost(0.07, 0.2)
+_SAMPLED = Cost(0.0, 0.19)
 """One rollout that is only sampled: evaluation and generation."""
-_SFT_ROW = Cost(0.0, 0.59)
-_GRPO_STEP = Cost(1.0, 0.5)
-"""A step's proof of training, its publication, and waiting for the environment."""
-_GRPO_ROLLOUT = Cost(0.03, 0.15)
+_SFT_ROW = Cost(0.0, 0.22)
+_GRPO_ROLLOUT = Cost(0.0, 0.32)
+"""One rollout that is trained on, with its share of the step's proof of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,11 @@ class QuickstartRecipe:
     def estimate_s(self, pace_s: float) -> float:
         """How long the whole recipe takes at this pace."""
         sampled = 3 * self.eval_tasks + self.tasks
-        step_s = _GRPO_STEP.at(pace_s) + self.batch_size * _GRPO_ROLLOUT.at(pace_s)
         return (
             _START_S
             + sampled * _SAMPLED.at(pace_s)
             + self.sft_steps * self.sft_batch * _SFT_ROW.at(pace_s)
-            + self.rl_steps * step_s
+            + self.rl_steps * self.batch_size * _GRPO_ROLLOUT.at(pace_s)
         )
 
     @property

@@ -105,13 +105,13 @@ class _QuickstartRun:
 
     def _watch(self, rl_run: RlRun) -> None:
         """Prints a line a step until the run has ended. HermesError if it failed."""
-        shown = 0
+        printed = 0
         try:
             while True:
                 status = current_status(rl_run)
-                for point in reward_curve(rl_run)[shown:]:
+                for point in reward_curve(rl_run)[printed:]:
                     self._act.progress(step_line(point, self._act.recipe.rl_steps))
-                    shown += 1
+                    printed += 1
                 if status.state.ended:
                     break
                 time.sleep(_POLL_S)
