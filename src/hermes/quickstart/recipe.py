@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hermes.agent.examples import examples_for
 from hermes.core import JSONObject, Message, Role
@@ -45,6 +46,8 @@ class QuickstartRecipe:
     groups: int
     """Tasks a step."""
     rl_rate: float
+    reward_mode: Literal["binary", "shaped"] = "binary"
+    """For right answers only, or with partial credit."""
     environments: int = 1
     """Processes that make the rollouts: one keeps two cores busy, and is far too slow for a GPU."""
     rank: int = 16
@@ -83,6 +86,7 @@ class QuickstartRecipe:
         return {
             "env.seed": seed,
             "env.two_step_share": self.two_step_share,
+            "env.reward_mode": self.reward_mode,
             "env.max_agent_turns": 4 if self.two_step_share else 2,
             "env.max_token_length": self.max_tokens,
             "env.eval_size": self.eval_tasks,
@@ -125,6 +129,7 @@ FAST = QuickstartRecipe(
     group_size=4,
     groups=2,
     rl_rate=4e-4,
+    reward_mode="shaped",
 )
 CUDA = QuickstartRecipe(
     tasks=256,

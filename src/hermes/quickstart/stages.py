@@ -6,6 +6,7 @@ proof of training show it. Its adapter is a named policy at the end.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathlib import Path
 from hermes.config.load import load
 from hermes.core.clock import now_ms
 from hermes.core.names import policy_name
-from hermes.core.stats import Interval, wilson
+from hermes.core.stats import Z_95, Interval, wilson
 from hermes.errors import HermesError
 from hermes.quickstart.act import LOCAL, MODEL, Act, ActOptions, open_act
 from hermes.quickstart.evaluate import evaluate, tokenizer
@@ -126,9 +127,17 @@ class _QuickstartRun:
 
 
 def reward_curve(rl_run: RlRun) -> tuple[Point, ...]:
-    """The mean reward of each step, with its interval; rewards are 0 or 1."""
-    rows = [(int(row["step"]), row["reward/mean"], int(row["data/rollouts"])) for row in step_rows(rl_run)]
-    return tuple(Point(step, wilson(round(mean * tries), tries)) for step, mean, tries in rows)
+    """The mean reward of each step, with its interval."""
+    return tuple(Point(int(row["step"]), _reward(row)) for row in step_rows(rl_run))
+
+
+def _reward(row: dict[str, float]) -> Interval:
+    """Wilson's interval if the rewards of the step are 0 or 1, otherwise that of a normal distribution."""
+    mean, tries = row["reward/mean"], round(row["data/rollouts"])
+    if abs(row["reward/positive"] - mean) < 1e-9:
+        return wilson(round(mean * tries), tries)
+    half = Z_95 * row["reward/std"] / math.sqrt(tries)
+    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), tries, "normal")
 
 
 def step_line(point: Point, steps: int) -> str:
