@@ -37,7 +37,7 @@ from hermes.training.monitor.overoptimisation import OveroptimisationGuard
 NOISE = (0.0, 0.1, 0.3)
 SIZES = {
     "gpu": (calculator.CUDA, feedback.CUDA),
-    "cpu": (calculator.SHORTEST, feedback.CPU),
+    "cpu": (calculator.CPU, feedback.CPU),
     "test": (calculator.FAST, feedback.FAST),
 }
 
@@ -186,7 +186,7 @@ class Seed:
     def _calculate(self, name: str, sampler: str) -> None:
         measured = self._try(
             f"{name}: calculator",
-            lambda: evaluate(self.calculator, self.engine_url, sampler, lambda line: None),
+            lambda: evaluate(self.calculator, self.engine_url, sampler),
         )
         if measured is not None:
             self._keep(f"{name}_calculator", asdict(measured))
@@ -194,7 +194,7 @@ class Seed:
     def _warm_start(self) -> StartPolicy:
         folder, name = ensure_dir(self.folder / "warm"), f"feedback-{self.stamp}-{self.seed}-warm"
         data = generate(self.calculator, self.engine_url, folder, name, lambda line: None)
-        rows = export_right(self.processes, folder, data, lambda line: None)
+        rows = export_right(self.processes, folder, data)
         policy = warm_start(
             self.processes, self.calculator, self.engine_url, name, folder, rows, lambda line: None
         )

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.core import Role
-from hermes.core.stats import interval
+from hermes.core.stats import interval, wilson
 from hermes.data.formats.messages import strict_message
 from hermes.envs.agent.rollout import ScoredRollout
 from hermes.envs.builtin.generated import tool_calls
@@ -280,7 +280,9 @@ def draw_curves(output: Path) -> None:
         curve = []
         for row in rows:
             values = [value for key, value in row.items() if key.startswith(prefix)]
-            curve += [(int(row["step"]), sum(values) / len(values))] if values else []
+            if values:
+                mean, rollouts = sum(values) / len(values), round(row["data/rollouts"])
+                curve.append((int(row["step"]), wilson(round(mean * rollouts), rollouts)))
         (output / f"{name}.svg").write_text(svg(curve))
 
 

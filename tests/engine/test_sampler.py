@@ -118,6 +118,21 @@ def test_what_joins_with_a_cached_prompt_draws_what_it_draws_alone(bench: Bench)
         assert all(map(same, alone.sequences, result.sequences))
 
 
+def test_a_prompt_whose_match_is_evicted_starts_from_a_running_sequence_with_the_same_prefix() -> None:
+    bench = Bench(kv_tokens=2 * 192)
+    shared = prompt(100)
+    running = bench.ask(np.concatenate([shared, prompt(9, 1)]), max_tokens=60, seed=0)
+    bench.sampler.step()
+    finished = bench.ask(np.concatenate([shared, prompt(30, 2)]), max_tokens=20, seed=1)
+    while not finished.resolved:
+        bench.sampler.step()
+    # Its best match is the finished one, whose slot it needs: there is no third.
+    wish: dict[str, Any] = {"prompt": np.concatenate([shared, prompt(30, 2), prompt(5, 3)]), "seed": 2}
+    (_, result) = bench.run(running, bench.ask(**wish, max_tokens=20))
+    assert result.cached_tokens >= len(shared)
+    assert all(map(same, Bench().sample(**wish, max_tokens=20).sequences, result.sequences))
+
+
 def test_a_later_turn_starts_from_what_the_earlier_one_left(bench: Bench) -> None:
     first = bench.sample(prompt(50), max_tokens=20, seed=3)
     said = first.sequences[0].tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import Kind, wrap_model
 from hermes.engine.training.forward_backward import forward_backward, optim_step
+from hermes.engine.training.shared_prefix import MIN_TOKENS
 from hermes.engine.types import AdamParams, Datum, Ints, LoraConfig, Loss, TrainOutput
 
 from .naive import cross_entropy, expect_same_gradient, importance_sampling, naive_step, peft_twin, shake
@@ -230,6 +232,36 @@ def test_a_sequence_over_the_budget_is_recomputed_and_gives_the_same_gradient(
     naive_step(twin, data, cross_entropy)
     expect_same_gradient(adapter, twin)
     assert batches == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-bias", "qwen3"])
+@pytest.mark.parametrize("trained_prompt", [False, True])
+def test_a_prefix_that_all_share_is_computed_once_whatever_the_number_of_micro_batches(
+    family: str, trained_prompt: bool
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    backbone, adapter, twin = make(family)
+    system = rng.integers(0, 512, rng.integers(MIN_TOKENS + 1, 90))
+    sequences = [
+        (np.concatenate([system, tokens]), len(system) + prompt)
+        for tokens, prompt in groups(rng, [(12, (9, 20)), (15, (14, 6)), (9, (11, 17, 3))])
+    ]
+    sequences.append((system.copy(), len(system)))  # one that is no longer than what it shares
+    data = [rl_datum(tokens, rng, 2 if trained_prompt else prompt) for tokens, prompt in sequences]
+    naive_step(twin, data, importance_sampling)
+    work = forward_backward(backbone, adapter, data, Loss("importance_sampling"), budget_tokens=130)
+    output, batches = finish(work)
+    expect_same_gradient(adapter, twin)
+    together = finish(
+        forward_backward(backbone, adapter, data, Loss("importance_sampling"), budget_tokens=10_000)
+    )[0]
+    assert batches > 2
+    again = output.metrics["computed_tokens:sum"] - together.metrics["computed_tokens:sum"]
+    assert 0 <= again < len(system), "at most the prompts of groups that are divided"
+    for alone, beside in zip(output.logprobs, together.logprobs, strict=True):
+        assert np.allclose(alone, beside, atol=1e-4)
 
 
 def test_a_call_that_is_given_up_half_way_leaves_no_trace() -> None:

@@ -90,12 +90,12 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
     """Chat, `policy compare`, `policy serve`, batch, and training by the name of the promoted policy."""
     question = ("--model", "policy", "-q", "2 x 3?", "--toolsets", "none", "--json")
     reply = json.loads(hermes(home, *question, timeout_s=200).stdout)
-    assert reply["model"] == f"policy:{record['id']}"
+    assert reply["model"] == record["name"]
     assert reply["usage"]["output_tokens"] > 0, reply  # what a tiny model says need not end
     compared = hermes(home, "policy", "compare", "base", "current", "-q", "2 x 3?", "--json", timeout_s=200)
     assert compared.returncode == 0, compared.stderr
     ((row,), answers) = ((rows := json.loads(compared.stdout)), rows[0]["answers"])
-    assert row["question"] == "2 x 3?" and list(answers) == ["base", record["id"]]
+    assert row["question"] == "2 x 3?" and list(answers) == ["base", record["name"]]
     prompts = home / "prompts.jsonl"
     prompts.write_text('{"prompt": "2 x 3?"}\n')
     command = [sys.executable, "-m", "hermes", "policy", "serve"]
@@ -123,7 +123,7 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
             server.kill()
     with Reader(home / "hermes.db") as reader:
         (batched,) = reader.trajectories(Filter(run_id="p"))
-    assert batched.header.model == f"custom/{record['sampler']}"
+    assert batched.header.model == record["name"]
     state = json.loads((home / "runs" / "again" / "training.json").read_text())
     assert state["settings"]["start"] == record["weights"]
 

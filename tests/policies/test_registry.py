@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes.config.load import load
 from hermes.errors import HermesError, UsageError
-from hermes.policies.open import base_folder, policy_endpoint
+from hermes.rl.weights.open import base_folder
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy, new_policy_id
 from hermes.training.start_weights import find_start, find_weights
 from tests.cli.process import failure, hermes
@@ -106,11 +105,6 @@ def test_the_base_model_that_a_policy_stands_on_is_found(tmp_path: Path) -> None
     assert base_folder(str(tmp_path)) == tmp_path
     with pytest.raises(HermesError, match="neither a folder nor on the hub"):
         base_folder("/nowhere/at/all")
-    config = load(environ={"HERMES_HOME": str(tmp_path)})
-    bundled = PolicyRecord(BASE_ID, "hermes/smollm2", None, None)
-    assert policy_endpoint(config, bundled) == ("hermes/smollm2", None)
-    with pytest.raises(UsageError, match="nothing serves the policy base"):
-        policy_endpoint(config, PolicyRecord(BASE_ID, str(tmp_path), None, None))
 
 
 def test_a_torn_line_of_a_killed_process_is_no_policy(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_every_stage_of_the_second_act_runs_once(home: Path, tmp_path: Path) -> 
     outcome = json.loads(done.stdout)
     assert list(outcome["policies"]) == ["base", "after DPO", "after RLHF"]
     assert outcome["answers"] == 32 and 1 <= outcome["stars"] <= 5
+    assert (Path(outcome["folder"]) / "before-after.svg").read_text().startswith("<svg ")
     assert outcome["reward_model"]["pairs"] >= 1
     assert [point["step"] for point in outcome["curve"]] == [1, 2]
     assert all({"proxy", "true", "kl"} <= point.keys() for point in outcome["curve"])

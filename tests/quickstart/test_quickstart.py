@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -32,64 +31,55 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path, rep
     options = ("--fast", "--engine-replicas", replicas, "--output", str(tmp_path), "--json")
     done = hermes(home, "quickstart", *options, timeout_s=1100)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert list(told["policies"]) == ["base", "after SFT", "after GRPO"]
-    for measured in told["policies"].values():
-        assert measured["greedy"]["n"] == measured["sampled"]["n"] == 4
-        assert measured["greedy"]["method"] == "wilson"
-    assert told["generated"] == 8 and 0 < told["right"] <= 8
-    assert len(told["losses"]) == 2 and told["losses"][1] < told["losses"][0]
-    assert [point["step"] for point in told["curve"]] == [1, 2]
-    assert all(math.isfinite(point["reward"]) for point in told["curve"])
-    spent = {stage["name"]: stage["tokens"] for stage in told["stages"]}
-    assert spent["generate"]["sampled"] > 0 and spent["SFT"]["trained"] > 0 and spent["GRPO"]["sampled"] > 0
-    folder = Path(told["folder"])
-    assert {"report.html", "reward.svg", "report.json", "sft.jsonl"} <= {
-        path.name for path in folder.iterdir()
-    }
+    outcome = json.loads(done.stdout)
+    assert list(outcome["evaluations"]) == ["base model", "after the warm start", "after learning"]
+    for measured in outcome["evaluations"].values():
+        assert measured["n"] == 4 and measured["method"] == "wilson"
+    assert outcome["generated"] == 8 and 0 < outcome["right"] <= 8
+    assert [point["step"] for point in outcome["curve"]] == [1, 2]
+    assert all(point["reward"]["n"] == 8 for point in outcome["curve"])
+    assert [stage["name"] for stage in outcome["stages"]] == ["start", "generate", "SFT", "RL"]
+    folder, run = Path(outcome["folder"]), outcome["run_name"]
+    assert {"reward.svg", "report.json", "sft.jsonl"} <= {path.name for path in folder.iterdir()}
     rows = [json.loads(line) for line in (folder / "sft.jsonl").read_text("utf-8").splitlines()]
-    assert len(rows) == told["right"]
+    assert len(rows) == outcome["right"]
     assert all("12 * 7" not in json.dumps(row) for row in rows)  # the examples are not data
-    listed = json.loads(hermes(home, "trajectories", "list", "--run", told["run_name"], "--json").stdout)
-    assert len(listed) == 8
-    sent = (folder / "logs" / "env-0.log").read_text("utf-8")
-    assert "; 4 sent" in sent, "no more groups than the trainer's two steps take"
-    assert remaining(folder) == []
+    assert "step  2/2" in done.stderr and f"/runs/{run}" in done.stderr
 
-
-NEXT = """
-set -eu
-hermes() { "$PYTHON" -m hermes "$@"; }
-hermes quickstart --fast --output "$OUT" > "$OUT/said"
-sed -n '/^Next:/,$p' "$OUT/said" | sed -n 's/^  \\(hermes .*[^ ]\\)  *#.*/\\1/p' > "$OUT/next"
-while read -r command <&3; do
-    echo "+ $command"
-    case $command in
-        *"engine serve"*) eval "$command" > "$OUT/engine.log" 2>&1 &
-            until hermes engine adapters > /dev/null 2>&1; do kill -0 $!; done ;;
-        *) eval "$command" ;;
-    esac
-done 3< "$OUT/next"
-kill $!
-"""
-"""The quickstart, and then every command that it proposes, as it is written there."""
+    listed = json.loads(hermes(home, "trajectories", "list", "--run", run, "--json").stdout)
+    assert len(listed) == 8 + 2 * 8 + 2 * 4, "the batch, two steps of eight, two evaluations of four"
+    (described,) = json.loads(hermes(home, "rl", "status", "--all", "--json").stdout)["runs"]
+    assert (described["run_id"], described["status"]) == (run, "completed")
+    results = json.loads(hermes(home, "rl", "results", run, "--json").stdout)
+    assert [row["step"] for row in results["evaluations"]] == [0, 2]
+    assert "probe/gap" in results["final_metrics"], "the proof of training"
+    (policy,) = json.loads(hermes(home, "policy", "list", "--json").stdout)["policies"]
+    assert (policy["run_id"], policy["method"]) == (run, "grpo")
+    assert remaining(folder) == [] and remaining(home) == []
 
 
 @pytest.mark.timeout(1200)
-def test_without_a_network_it_runs_and_what_it_proposes_next_works(home: Path, tmp_path: Path) -> None:
+def test_without_a_network_it_runs_and_its_policy_answers(home: Path, tmp_path: Path) -> None:
+    """With the first of the two commands that it proposes, as it is written there."""
+    script = """
+set -eu
+hermes() { "$PYTHON" -m hermes "$@"; }
+hermes quickstart --fast --output "$OUT" > "$OUT/report"
+talk=$(sed -n '/^Next:/,$p' "$OUT/report" | sed -n '2p')
+echo "+$talk"
+eval "$talk"
+"""
     alone = ["bwrap", "--dev-bind", "/", "/", "--unshare-net", "--unshare-pid", "--die-with-parent"]
     environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     done = subprocess.run(
-        [*alone, "bash", "-c", NEXT],
+        [*alone, "bash", "-c", script],
         env={**environ, "HERMES_HOME": str(home), "OUT": str(tmp_path), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=1100,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    proposed = [line for line in done.stdout.splitlines() if line.startswith("+ hermes")]
-    assert len(proposed) == 5, done.stdout
-    assert "calculator" in done.stdout.split("+ hermes env list")[1]
+    assert "+  hermes --model policy:" in done.stdout
     kept = hermes(home, "trajectories", "show", "last", "--json").stdout
     assert "384 * 29" in kept and "policy" in kept, "the policy was asked, and that is kept"
 

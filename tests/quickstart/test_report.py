@@ -3,92 +3,55 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
-from hermes.cli.main import COMMANDS
-from hermes.core.stats import interval
+from hermes.core.stats import wilson
 from hermes.quickstart import report
-from hermes.quickstart.act import EngineTokens, Stage
-from hermes.quickstart.evaluate import PolicyEvaluation
+from hermes.quickstart.act import Stage
 from hermes.quickstart.outcome import Point, QuickstartOutcome
+from hermes.quickstart.stages import step_line
 
 
-def measured(greedy: int, sampled: int) -> PolicyEvaluation:
-    def some(right: int) -> list[float]:
-        return [1.0] * right + [0.0] * (10 - right)
-
-    return PolicyEvaluation(interval(some(greedy)), interval(some(sampled)))
-
-
-def outcome(folder: Path, name: str = "quickstart-1") -> QuickstartOutcome:
+def outcome(folder: Path) -> QuickstartOutcome:
     return QuickstartOutcome(
-        run_name=name,
+        run_name="quickstart-1118",
         device="cpu",
         generated=8,
         right=5,
-        policies=(
-            ("base", measured(0, 0)),
-            ("after SFT", measured(9, 7)),
-            ("after GRPO", measured(10, 9)),
-        ),
-        losses=(0.7, 0.3),
-        curve=(Point(1, 0.5, 1.0), Point(2, 0.75, 0.5)),
-        stages=(Stage("generate", 12.0, EngineTokens(1200, 0)), Stage("SFT", 30.0, EngineTokens(0, 34_567))),
-        weights="tinker://run/sampler_weights/step-2",
+        evaluations=(("base model", wilson(0, 10)), ("after learning", wilson(9, 10))),
+        curve=(Point(1, wilson(4, 8)), Point(2, wilson(6, 8))),
+        stages=(Stage("generate", 12.0), Stage("RL", 30.0)),
+        policy="quickstart-1118@step-2",
         folder=folder,
     )
 
 
-class Cells(HTMLParser):
-    """The texts of a page's tables."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self._inside = tag in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.found.append(data)
-        self._inside = False
-
-
-def test_the_table_has_every_policy_with_its_interval_and_every_stage_with_time_and_tokens(
+def test_the_report_has_every_evaluation_with_its_interval_and_every_stage_with_its_time(
     tmp_path: Path,
 ) -> None:
-    done = outcome(tmp_path)
-    shown = report.text(done, report.write(done))
-    lines = [line.split() for line in shown.splitlines()]
-    assert ["base", "0.0%", "(0.0%", "to", "27.8%)", "0.0%", "(0.0%", "to", "27.8%)"] in lines
-    assert ["after", "GRPO", "100.0%", "(72.2%", "to", "100.0%)", "90.0%", "(59.6%", "to", "98.2%)"] in lines
-    assert ["generate", "12", "s", "1,200"] in lines
-    assert ["SFT", "30", "s", "34,567"] in lines
-    assert ["together", "42", "s", "1,200", "34,567"] in lines
+    lines = [line.split() for line in report.text(outcome(tmp_path)).splitlines()]
+    assert ["base", "model", "0%", "0%", "to", "28%"] in lines
+    assert ["after", "learning", "90%", "60%", "to", "98%"] in lines
+    assert ["42", "s", "on", "cpu:", "generate", "12", "s,", "RL", "30", "s"] in lines
 
 
-def test_page_picture_and_data_are_written_and_say_the_same(tmp_path: Path) -> None:
-    files = report.write(outcome(tmp_path))
-    cells = Cells()
-    cells.feed(files.page.read_text("utf-8"))
-    assert {"after SFT", "70.0%", "34,567"} <= set(cells.found)
-    assert "<svg" in files.page.read_text("utf-8")
-    assert files.curve.read_text().startswith("<svg ")
-    data = json.loads(files.data.read_text("utf-8"))
-    assert data["policies"]["after SFT"]["sampled"]["mean"] == 0.7
-    assert data["curve"][1] == {"step": 2, "reward": 0.75, "signal": 0.5}
+def test_it_ends_with_exactly_two_next_steps(tmp_path: Path) -> None:
+    talk, look = report.text(outcome(tmp_path)).partition("Next:\n")[2].splitlines()
+    assert talk.strip().startswith("hermes --model policy:quickstart-1118@step-2 ")
+    assert look.strip() == "hermes web"
+
+
+def test_picture_and_data_are_written_and_say_the_same(tmp_path: Path) -> None:
+    report.write(outcome(tmp_path))
+    assert (tmp_path / "reward.svg").read_text().startswith("<svg ")
+    data = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert data["evaluations"]["after learning"]["mean"] == 0.9
+    assert data["curve"][1]["step"] == 2 and data["curve"][1]["reward"]["mean"] == 0.75
     assert data["seconds"] == 42.0
 
 
-def test_names_cannot_write_html(tmp_path: Path) -> None:
-    page = report.html(outcome(tmp_path, "<script>alert(1)</script>"))
-    assert "<script>" not in page
-
-
-def test_the_next_commands_exist(tmp_path: Path) -> None:
-    lines = report.next_commands(outcome(tmp_path)).splitlines()
-    named = [line.split()[1] for line in lines]
-    assert all(name in COMMANDS or name == "-q" for name in named), named
+def test_a_step_is_one_line_with_a_bar_as_long_as_its_reward() -> None:
+    nothing, half, everything = (step_line(Point(3, wilson(right, 8)), 16) for right in (0, 4, 8))
+    assert [line.count("█") for line in (nothing, half, everything)] == [0, 12, 24]
+    assert "step  3/16" in half and " 50%  (22% to 78%)" in half
+    assert len({len(line.partition("  (")[0]) for line in (nothing, half, everything)}) == 1

@@ -219,8 +219,8 @@ def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(name: str, 
     flags = [word for edit in edits for word in ("--set", edit)]
     run = find_run(home, answer(home, "rl", "start", "--env", "letters", *flags)["run_id"])
     assert how_it_ended(run) == "completed: None"
-    config = run.config()["tinker"]
-    assert config["lora_rank"] == 6 and config["start_from"].endswith("weights/step-3")
+    config = run.config().tinker
+    assert config.lora_rank == 6 and config.start_from.endswith("weights/step-3")
     learned, gone_on = (
         load_file(folder / "adapter_model.safetensors")
         for folder in (

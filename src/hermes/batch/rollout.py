@@ -113,6 +113,11 @@ def _take_over(
     return replace(entry, effort=used)
 
 
+def _suited(context: WorkerContext) -> str:
+    """The model whose tools and examples suit the run's."""
+    return context.spec.base_model or context.model.name
+
+
 def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) -> tuple[str, ...]:
     """Drawn from the distribution, deterministically by (seed, row, sample); or the run's toolsets."""
     spec = context.spec
@@ -124,7 +129,7 @@ def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) ->
             without=spec.missing_toolsets,
         )
     names = [name for name in spec.toolsets or () if name not in spec.missing_toolsets]
-    return choose_toolsets(context.config, context.model.name, ",".join(names) if names else None)
+    return choose_toolsets(context.config, _suited(context), ",".join(names) if names else None)
 
 
 def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
@@ -136,7 +141,7 @@ def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
     return RolloutPlan(
         toolsets=toolsets,
         require_tools=context.spec.distribution is not None or bool(context.spec.toolsets),
-        examples=examples_for(context.model.name, toolsets),
+        examples=examples_for(_suited(context), toolsets),
         sampling=sampling,
         files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
         directory=row.cwd,

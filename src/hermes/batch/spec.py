@@ -42,6 +42,8 @@ class RunSpec:
     dataset_digest: str
     model: str
     base_url: str | None = None
+    base_model: str | None = None
+    """Where `model` names trained weights of this home: their base, whose tools and examples suit them."""
     distribution: str | None = None
     """Toolsets are drawn per sample from it; None: `toolsets`."""
     toolsets: tuple[str, ...] | None = None

@@ -13,6 +13,7 @@ from hermes.config.load import Config
 from hermes.config.providers import resolve_model
 from hermes.core import JSONObject
 from hermes.errors import UsageError
+from hermes.models.local.model import DEFAULT_MAX_TOKENS
 from hermes.models.usage import price_of
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset, unusable_toolsets
@@ -43,20 +44,27 @@ def make_spec(
     model: str,
     base_url: str | None,
     report: Callable[[str], None],
+    base_model: str | None = None,
 ) -> RunSpec:
-    """The specification of a run with `model`, a provider's model or the one that `base_url` serves.
+    """The specification of a run with `model`, a provider's model or the one that `base_url` serves; or, with
+    `base_model`, weights of this home that stand on that one.
 
     `report` is called with what the run goes on without.
     """
     settings = options.settings()
-    target = resolve_model(config.settings, config.environ, model, base_url)
-    if routing := options.provider_routing():
-        settings[f"providers.{target.provider}.base_url"] = target.base_url
-        settings[f"providers.{target.provider}.extra_body"] = {"provider": routing}
-    if options.max_cost is not None and price_of(config.settings, target.name) is None:
+    name = model
+    if base_model is not None and config.settings.sampling.max_tokens is None:
+        settings["sampling.max_tokens"] = DEFAULT_MAX_TOKENS  # as where they answer in a chat
+    if base_model is None:
+        target = resolve_model(config.settings, config.environ, model, base_url)
+        name = target.name
+        if routing := options.provider_routing():
+            settings[f"providers.{target.provider}.base_url"] = target.base_url
+            settings[f"providers.{target.provider}.extra_body"] = {"provider": routing}
+    if options.max_cost is not None and price_of(config.settings, name) is None:
         raise UsageError(
-            f"--max-cost cannot be kept: the price of {target.name} is unknown",
-            f'state it in config.yaml, in US dollars per million tokens: prices: {{"{target.name}": '
+            f"--max-cost cannot be kept: the price of {name} is unknown",
+            f'state it in config.yaml, in US dollars per million tokens: prices: {{"{name}": '
             "{input: …, output: …}}",
         )
     if options.distribution and options.toolsets:
@@ -68,6 +76,7 @@ def make_spec(
         dataset_digest=dataset.digest,
         model=model,
         base_url=base_url,
+        base_model=base_model,
         distribution=options.distribution,
         toolsets=toolsets,
         missing_toolsets=_missing_toolsets(config, options, toolsets, report),

@@ -72,7 +72,8 @@ def serve(options: EngineServeOptions) -> None:
             tensor_parallel_size=options.tensor_parallel_size,
         ),
         names=names,
-        state_dir=options.state_dir or home() / "engine",
+        state_dir=options.state_dir or (None if options.policies else home() / "engine"),
+        policies=tuple(map(_named_folder, options.policies)),
         host=options.host,
         port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
@@ -91,7 +92,8 @@ def serve(options: EngineServeOptions) -> None:
 
     def announce(address: str) -> None:
         sign.stop()
-        click.echo(f"engine on {address}, model {names[0]}", file=output)
+        served = ", ".join(name for name, _ in server.policies) or names[0]
+        click.echo(f"engine on {address}, model {served}", file=output)
 
     sign.start(f"loading {names[0]}")
     try:
@@ -273,6 +275,15 @@ def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
 
 def _device(name: str) -> str:
     return DeviceChoice().convert(name, None, click.get_current_context())
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    from hermes.errors import UsageError
+
+    name, equals, folder = text.partition("=")
+    if not (name and equals and Path(folder).is_dir()):
+        raise UsageError(f"--policy {text}: expected NAME=FOLDER", "give the folder of an adapter")
+    return name, Path(folder)
 
 
 def _replica_count(text: str) -> int | None:

@@ -1,20 +1,22 @@
-"""`hermes quickstart`: the whole loop, with real training, on the bundled model."""
+"""`hermes quickstart`: real training on the bundled model, in a few minutes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
 from hermes.cli.options import DeviceChoice, RenamedOption, json_option
 
+_HERE = "'hermes web', then http://127.0.0.1:8765"
+
 
 @click.command()
 @click.argument("act", required=False, type=click.Choice(["feedback"]))
 @click.option("--fast", is_flag=True, help="Run every stage briefly, as a test; too little to learn.")
-@click.option(
-    "--full", is_flag=True, help="All steps and rollouts even on a slow CPU, which gets fewer by default."
-)
+@click.option("--full", is_flag=True, help="feedback: also a reward model and RLHF against it.")
 @click.option(
     "--device",
     type=DeviceChoice(),
@@ -39,28 +41,39 @@ from hermes.cli.options import DeviceChoice, RenamedOption, json_option
     show_default=True,
     help="Parent of the quickstart's folder.",
 )
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Which sums are drawn.")
+@click.option("--web", is_flag=True, help="Open the run's page in a browser, and serve it until Ctrl-C.")
 @json_option
 def quickstart(
-    act: str | None, fast: bool, full: bool, device: str, engine_replicas: int, output: Path, as_json: bool
+    act: str | None,
+    fast: bool,
+    full: bool,
+    device: str,
+    engine_replicas: int,
+    output: Path,
+    seed: int,
+    web: bool,
+    as_json: bool,
 ) -> None:
-    """Generate, evaluate, warm up, reinforce, evaluate again. Two CPU cores, no key, no network.
+    """Watch a model learn to use a tool, in about five minutes on two CPU cores. No key, no network.
 
-    It measures the machine first and estimates the duration; a slow CPU gets fewer steps and rollouts.
-    Ends with a table, a picture of the reward curve and what to try next. Progress goes to standard error
-    with --json.
+    The bundled model tries sums with examples before it; the right ones warm it up; then a run of `hermes rl`
+    improves it by reward alone. Ends with its success on held-out sums, the curve of the reward, and two
+    things to do next. Progress goes to standard error with --json.
 
     `hermes quickstart feedback` is the second act: the model answers, a stated rule rates as a person would
     (short, polite answers with the figure first), then DPO, a reward model and RLHF.
     """
     import json
+    import threading
+    import webbrowser
 
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.errors import UsageError
-    from hermes.quickstart import report
+    from hermes.quickstart import report, stages
     from hermes.quickstart.act import ActOptions
     from hermes.quickstart.machine import choose_device
     from hermes.quickstart.recipe import choose
-    from hermes.quickstart.stages import run
 
     torch_device = choose_device(device)
     if fast and full:
@@ -68,17 +81,35 @@ def quickstart(
     if act == "feedback":
         _feedback(torch_device, fast, full, engine_replicas, output, as_json)
         return
-    options = ActOptions(
-        choose(fast=fast, cuda=torch_device == "cuda", full=full), torch_device, output, engine_replicas
-    )
-    with ProgressLines(to_stderr=as_json) as progress:
+    recipe = choose(fast=fast, cuda=torch_device == "cuda")
+    options = ActOptions(recipe, torch_device, output, engine_replicas)
+    with _web_app(web) as address, ProgressLines(to_stderr=as_json) as progress:
+
+        def show(page: str) -> None:
+            progress(f"   watch it in the browser: {address or _HERE}{page}")
+            if address:
+                webbrowser.open(f"{address}{page}")
+
         progress.wait_for("starting")
-        outcome = run(options, progress)
-    files = report.write(outcome)
-    if as_json:
-        click.echo(json.dumps(outcome.to_json()))
-    else:
-        click.echo("\n" + report.text(outcome, files))
+        outcome = stages.run(options, progress, seed=seed, show=show)
+        click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{report.text(outcome)}")
+        if address:
+            progress(f"hermes web on {address} (Ctrl-C ends it)")
+            threading.Event().wait()
+
+
+@contextmanager
+def _web_app(enabled: bool) -> Iterator[str | None]:
+    """The address of the web app, which this process serves meanwhile; None if it is not wanted."""
+    if not enabled:
+        yield None
+        return
+    from hermes.config.load import load
+    from hermes.rl.supervise import ports
+    from hermes.web.server import PORT, WebOptions, serve_in_background
+
+    with serve_in_background(load(), WebOptions(port=ports.choose(PORT))) as address:
+        yield address
 
 
 def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output: Path, as_json: bool) -> None:
@@ -89,8 +120,8 @@ def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output:
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
-    recipes = choose(fast=fast, cuda=device == "cuda", full=full)
-    options = ActOptions(recipes, device, output, engine_replicas)
+    recipe = choose(fast=fast, cuda=device == "cuda", full=full)
+    options = ActOptions(recipe, device, output, engine_replicas)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")
         outcome = act.run(options, progress)

@@ -12,11 +12,15 @@ from pathlib import Path
 
 from hermes.config import env_file, load, paths, providers, schema, yaml_edit, yaml_file
 from hermes.config.environment import is_setting_name
+from hermes.config.secrets import looks_secret
 from hermes.config.validate import SettingProblem, validate
+from hermes.core.names import did_you_mean, nearest
 from hermes.disk.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_KEYS = ("TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "FIRECRAWL_API_KEY", "TAVILY_API_KEY")
+"""Keys that libraries and tools read, besides those of providers."""
 
 
 def is_variable(name: str) -> bool:
@@ -99,5 +103,14 @@ def _check_variable(name: str, text: str) -> None:
         key = load.key_of(name)
         hint = f"hermes config set {key} VALUE" if key else "'hermes config show' lists every setting"
         raise ConfigError(f"{name} stands for a setting, not for a key", hint)
+    known = {
+        *_KEYS,
+        *(profile.key_env for profile in providers.builtin_profiles().values() if profile.key_env),
+    }
+    if name not in known and looks_secret(name) and (likely := nearest(name, sorted(known), cutoff=0.75)):
+        raise ConfigError(
+            f"nothing reads {name}",
+            f"{did_you_mean(likely[:1])} For a program of your own write it into .env yourself",
+        )
     if name == providers.OPENAI_URL_VARIABLE:
         providers.checked_url(text, name)

@@ -23,6 +23,8 @@ _EXPORTED = "_HERMES_EXPORTED"
 """Lists the names that `export_stored` has set; not named like a setting."""
 RL_RUN_VARIABLE = "_HERMES_RL_RUN"
 """Holds the id of the RL run whose environment a process is: its rollouts are recorded under that id."""
+RL_SERVICE_VARIABLE = "_HERMES_RL_SERVICE"
+"""Set if the policy of that run is sampled by a service, which has a price."""
 ENV_REPLICA_VARIABLE = "_HERMES_ENV_REPLICA"
 """Which of several equal environment processes a process is: "2/8" is the second of eight."""
 

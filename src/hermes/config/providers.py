@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from hermes.config.settings import LOCAL, ProviderSettings, Settings, http_url
 from hermes.core import JSONObject
-from hermes.core.names import nearest
+from hermes.core.names import did_you_mean, is_policy_name, nearest
 from hermes.errors import ConfigError, UsageError
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -21,6 +21,12 @@ CUSTOM = "custom"
 """The provider made up on the spot by `--base-url`."""
 BUNDLED_PROVIDER = "hermes"
 BUNDLED_MODELS = ("smollm2",)
+_FAMILIES = {
+    **dict.fromkeys(("gpt-", "chatgpt-", "o1", "o3", "o4"), "openai"),
+    "claude": "openrouter/anthropic",
+    "gemini": "openrouter/google",
+}
+"""How the names of well-known models begin, and what stands before them."""
 
 
 def builtin_profiles() -> dict[str, ProviderSettings]:
@@ -70,11 +76,16 @@ class ModelTarget:
     """The variable the key comes from; None if the provider takes none."""
     api_key: str | None = field(repr=False)
     settings: ProviderSettings
+    label: str | None = None
+    """What people call it, where the server has another name for it."""
 
     @property
     def name(self) -> str:
-        """As the user names it: provider/model."""
-        return f"{self.provider}/{self.model}"
+        """As the user names it: provider/model; a policy, and the bundled model at an engine, by its own."""
+        if self.label is not None:
+            return self.label
+        own = self.provider == CUSTOM and self.model.startswith(f"{BUNDLED_PROVIDER}/")
+        return self.model if own or is_policy_name(self.model) else f"{self.provider}/{self.model}"
 
     @property
     def is_local(self) -> bool:
@@ -148,9 +159,14 @@ def _key(profile: ProviderSettings, environ: Mapping[str, str]) -> str | None:
 def _unknown_provider(model: str, provider: str, providers: list[str]) -> UsageError:
     listing = f"known providers: {', '.join(providers)}"
     if "/" not in model:
-        bundled = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
-        hint = f"did you mean {bundled[0]}?" if bundled else f"write PROVIDER/NAME; {listing}"
-        return UsageError(f"the model '{model}' names no provider", hint)
+        before, colon, after = model.partition(":")
+        likely = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
+        likely += [f"{before}/{after}"] if colon and before in providers else []
+        likely += [f"{path}/{model}" for start, path in _FAMILIES.items() if model.lower().startswith(start)]
+        return UsageError(
+            f"the model '{model}' names no provider",
+            did_you_mean(likely[:1], f"write PROVIDER/NAME, as in openai/gpt-4o; {listing}"),
+        )
     close = nearest(provider, providers)
     guess = f"{close[0]}/{model.partition('/')[2]}" if close else f"openrouter/{model}"
     hint = f"did you mean {guess}? {listing}"

@@ -1,9 +1,15 @@
-"""Names that resemble a mistyped one."""
+"""Names that people read and type: which resemble a mistyped one, and what trained weights are called."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import count
+
+_POLICY_NAME = re.compile(r"[^/\s:]+@(step-\d+|newest)")
+SERVICE_SUFFIX = "@service"
+"""Ends the name of a policy that a service samples: unlike one on this machine it is not free."""
 
 
 def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> list[str]:
@@ -14,3 +20,22 @@ def nearest(name: str, candidates: Iterable[str], *, cutoff: float = 0.6) -> lis
 def did_you_mean(names: Sequence[str], otherwise: str = "") -> str:
     """The hint that names them; `otherwise` where none resembles what was written."""
     return f"did you mean {' or '.join(names)}?" if names else otherwise
+
+
+def policy_name(run: str, step: int | None) -> str:
+    """What people call the weights of a training run after a step, such as `quickstart-1118@step-7`; None:
+    those that are the newest when they are asked, while the run goes on."""
+    return f"{run}@newest" if step is None else f"{run}@step-{step}"
+
+
+def is_policy_name(model: str) -> bool:
+    """Whether it is a name as `policy_name` makes them."""
+    return _POLICY_NAME.fullmatch(model) is not None
+
+
+def unused_name(stem: str, taken: Iterable[str]) -> str:
+    """The stem, or the first of stem-2, stem-3 … that is not taken."""
+    names = set(taken)
+    return next(
+        name for number in count(1) if (name := stem if number == 1 else f"{stem}-{number}") not in names
+    )

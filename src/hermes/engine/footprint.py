@@ -9,8 +9,8 @@ CPU_RUNTIME_BYTES = 700 << 20
 """Python, torch, and memory that the allocator cannot return."""
 GPU_RUNTIME_BYTES = 1 << 30
 """The CUDA context and the libraries' workspaces of one process."""
-_CPU_WEIGHT_COPIES = 3
-"""Plain weights for training, prepacked ones for sampling, and prepacked ones with an adapter merged in."""
+_CPU_WEIGHT_COPIES = 2
+"""Plain weights for training, and prepacked ones for sampling, with an adapter merged in or without."""
 
 
 def cpu_bytes_needed(base_bytes: int, *, one_copy: bool = False) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.errors import ProviderError, UsageError
@@ -25,17 +26,20 @@ def open_model(
     base_url: str | None = None,
     budget: Budget | None = None,
     progress: Callable[[str], None] | None = None,
+    label: str | None = None,
 ) -> ChatModel:
     """The model named `model` (provider/name; None: the configured default), bound by `budget`.
 
-    `base_url` is any OpenAI-compatible endpoint, instead of a configured provider. No request is sent yet,
-    but a name that cannot be resolved, a missing key or an unknown parser is an error now. `progress` is
-    called with a line for each step that a model in this process takes before its first answer.
+    `base_url` is any OpenAI-compatible endpoint, instead of a configured provider; `label` is what people
+    call the model there. No request is sent yet, but a name that cannot be resolved, a missing key or an
+    unknown parser is an error now. `progress` is called with a line for each step that a model in this
+    process takes before its first answer.
     """
     from hermes.config.providers import resolve_model
 
     settings = config.settings
     target = resolve_model(settings, config.environ, model or settings.model, base_url)
+    target = target if label is None else replace(target, label=label)
     if target.is_local:
         from hermes.models.local.chat import LocalChat
 

@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hermes.config.providers import profiles
+from hermes.config.settings import LOCAL, PriceSettings
 from hermes.core import JSONObject, Message, Usage
+from hermes.core.names import is_policy_name
 from hermes.models.fields import as_count, as_object
+from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
-    from hermes.config.settings import PriceSettings, Settings
+    from hermes.config.settings import Settings
 
+FREE = PriceSettings(input=0.0, output=0.0)
+"""The price of a model on this machine."""
 _BYTES_PER_TOKEN = 3
 """Below what tokenizers reach on prose and code, so that an estimate is seldom too low."""
 _TOKENS_PER_IMAGE = 1000
@@ -68,14 +74,18 @@ def _first_count(data: JSONObject, *names: str) -> int:
 def price_of(settings: Settings, model: str) -> PriceSettings | None:
     """The price of `model` (provider/name); `prices` may be keyed by that or by the name alone.
 
-    Bundled models run in this process, and cost nothing.
+    What runs on this machine costs nothing: the bundled model, policies, providers on loopback without a key.
     """
-    from hermes.config.providers import BUNDLED_PROVIDER
-    from hermes.config.settings import PriceSettings
-
     provider, _, name = model.partition("/")
-    free = PriceSettings(input=0.0, output=0.0) if provider == BUNDLED_PROVIDER else None
-    return settings.prices.get(model) or settings.prices.get(name) or free
+    stated = settings.prices.get(model) or settings.prices.get(name)
+    return stated or (FREE if is_policy_name(model) or _is_local(settings, provider) else None)
+
+
+def _is_local(settings: Settings, provider: str) -> bool:
+    profile = profiles(settings, {}).get(provider)
+    if profile is None or profile.key_env is not None:
+        return False
+    return profile.base_url == LOCAL or leads_to_loopback(profile.base_url)
 
 
 def cost_usd(usage: Usage, price: PriceSettings | None) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from hermes.config.option import option
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
 from hermes.core.clock import now_ms
+from hermes.core.names import policy_name, unused_name
 from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.trl import preference_row, unpaired_row
 from hermes.data.preference.pairs import PreferencePair
@@ -144,7 +146,7 @@ def improve(
     policy_id = new_policy_id()
     folder = ensure_dir(registry.folder / policy_id)
     with _engine(config, settings, folder, progress) as (processes, url):
-        trainer = _PolicyTrainer(settings, folder, processes, url, current)
+        trainer = _PolicyTrainer(settings, folder, processes, url, current, run_stem(config.home))
         result = trainer.train(method, rows, progress)
         record = PolicyRecord(
             policy_id,
@@ -157,11 +159,20 @@ def improve(
             rows.ratings,
             until_ms,
             created_at_ms=until_ms,
+            name=policy_name(str(result["run_id"]), int(result["step"])),
         )
-        progress(f"comparing with policy {current.id} on {len(comparisons)} held-out comparisons")
+        progress(
+            f"comparing {record.label} with policy {current.label} on {len(comparisons)} held-out comparisons"
+        )
         gains = _gains(config, settings, url, current, record, comparisons, folder)
         answers = _answers(config, settings, url, current, record, comparisons, rater, progress)
     return _decide(registry, record, reason, rows, gains, answers, rater, error_rate, folder)
+
+
+def run_stem(home: Path) -> str:
+    """`improve-1118`; with a number if runs of this day have it already."""
+    known = [path.name.rpartition("-")[0] for path in (home / "runs").glob("*")]
+    return unused_name(time.strftime("improve-%m%d"), known)
 
 
 def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float) -> None:
@@ -264,6 +275,8 @@ class _PolicyTrainer:
     processes: ProcessGroup
     url: str
     current: PolicyRecord
+    stem: str
+    """How the names of its training runs begin."""
 
     def train(self, method: Method, rows: ImprovementRows, progress: Progress) -> JSONObject:
         """The trainer's result: run_id, weights, sampler."""
@@ -317,7 +330,7 @@ class _PolicyTrainer:
             (
                 *("train", kind, *arguments, *loop, "--base-model", settings.base_model),
                 *("--service", self.url, "--rank", str(settings.rank), "--seed", str(settings.seed)),
-                *("--max-tokens", str(settings.max_tokens), "--name", f"{self.folder.name.lower()}-{kind}"),
+                *("--max-tokens", str(settings.max_tokens), "--name", f"{self.stem}-{kind}"),
                 *(("--learning-rate", str(rate)) if rate is not None else ()),
                 *(("--start", self.current.weights) if start and self.current.weights else ()),
                 "--json",

@@ -76,7 +76,7 @@ def _blocks(facts: ImprovementFacts) -> list[Block]:
     record, rows, test = facts.record, facts.rows, facts.ratings_test
     blocks = [
         Block(
-            f"Policy {record.id}",
+            f"Policy {record.label}",
             (
                 verdict_line(facts),
                 f"A candidate that is no better is promoted with a probability of at most {test.error_rate:g}"

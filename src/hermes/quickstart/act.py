@@ -1,4 +1,4 @@
-"""What the acts of the quickstart share: a folder, one engine process, numbered stages, a recipe that fits.
+"""What the acts of the quickstart share: a folder, one engine process, numbered stages.
 
 One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
 in the folder, so that it can be repeated by hand.
@@ -14,7 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Generic
 
+from hermes.config.paths import home
 from hermes.core.durations import duration
+from hermes.core.names import unused_name
 from hermes.disk.files import ensure_dir
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
@@ -26,11 +28,12 @@ from hermes.serving.fetch import fetch, fetch_json
 from hermes.training.session import ProgressCallback
 
 MODEL = "hermes/smollm2"
-_LOCAL = {
+LOCAL = {
     "TINKER_API_KEY": "tml-local",
     "HERMES_ENGINE_TOKEN": "",
     "HERMES_API_TOKEN": "",
     "WANDB_API_KEY": "",
+    "TINKER_BASE_URL": "",
 }
 """No account of the user is used: everything stays on this machine."""
 _COUNTS_S = 30.0
@@ -39,8 +42,7 @@ _PREFIX = "hermes_engine_"
 
 @dataclass(frozen=True, slots=True)
 class ActOptions(Generic[Recipe]):
-    recipes: tuple[Recipe, ...]
-    """Largest first; on a CPU the machine's pace decides which one is used."""
+    recipe: Recipe
     device: str
     """cpu or cuda."""
     output: Path
@@ -64,11 +66,10 @@ class EngineTokens:
 class Stage:
     name: str
     seconds: float
-    tokens: EngineTokens
 
 
 class Act(Generic[Recipe]):
-    """One run of an act. `recipe` and `engine_url` are set by `start_engine`."""
+    """One run of an act. `engine_url` is set by `start_engine`."""
 
     def __init__(
         self,
@@ -80,13 +81,18 @@ class Act(Generic[Recipe]):
     ) -> None:
         self.device, self.name, self.folder = options.device, name, folder
         self.processes, self.progress = processes, progress
-        self.recipe = options.recipes[0]
+        self.recipe = options.recipe
         self.engine_url = ""
         self.stages: list[Stage] = []
         self._options = options
 
-    def start_engine(self, while_loading: Callable[[], object] = lambda: None) -> None:
-        """Also chooses the recipe for this machine, and prints how long it takes.
+    def start_engine(
+        self,
+        memory_gib: float | None = None,
+        kv_gib: float | None = None,
+        while_loading: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Also measures this machine, and prints how long the recipe takes.
 
         `while_loading` is called while the engine loads the model, which uses only one core.
         """
@@ -99,40 +105,39 @@ class Act(Generic[Recipe]):
                 replicas=str(self._options.engine_replicas),
                 port=port,
                 state_dir=self.folder / "engine",
+                memory_gib=memory_gib,
+                kv_gib=kv_gib,
             )
             self.processes.start("engine", engine.arguments())
             while_loading()
             self.processes.wait_until_ready("engine", lambda: fetch_json(f"{url}/health") is not None)
             self.engine_url = url
-            if self.device == "cpu":  # on a GPU it is always the same recipe
-                pace_s = pace.measure_pace(url)
-                self.recipe = pace.fit(self._options.recipes, pace_s)
-                self.progress(pace.announce(self._options.recipes, self.recipe, pace_s))
+            if self.device == "cpu":  # the coefficients of the estimate are those of a CPU
+                self.progress(pace.announce(self.recipe, pace.measure_pace(url)))
 
     @contextmanager
     def stage(self, heading: str, name: str) -> Iterator[None]:
-        """Prints the heading with its number, and keeps the time and tokens of the block under `name`."""
+        """Prints the heading with its number, and keeps the time of the block under `name`."""
         self.progress(f"{len(self.stages) + 1}. {heading}")
-        began_s, before = time.monotonic(), self._tokens()
+        began_s = time.monotonic()
         try:
             yield
         except HermesError:
             self.processes.check()  # a failed process is the better explanation
             raise
-        self.stages.append(Stage(name, time.monotonic() - began_s, self._tokens().since(before)))
+        self.stages.append(Stage(name, time.monotonic() - began_s))
         self.progress(f"   {duration(self.stages[-1].seconds)}")
-
-    def _tokens(self) -> EngineTokens:
-        return engine_tokens(self.engine_url) if self.engine_url else EngineTokens()
 
 
 @contextmanager
 def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback) -> Iterator[Act[Recipe]]:
     """An act in a folder of its own. All its processes are stopped at the end, whatever ends it."""
-    name = f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = ensure_dir(options.output.absolute() / name)
+    output, stem = options.output.absolute(), f"{kind}-{datetime.now():%m%d}"
+    names = {path.name for path in (*output.glob("*"), *(home() / "runs").glob("*"))}
+    name = unused_name(stem, names)
+    folder = ensure_dir(output / name)
     progress(f"everything is written to {folder}")
-    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, _LOCAL) as processes:
+    with sigterm_as_interrupt(), ProcessGroup(folder / "logs", folder, LOCAL) as processes:
         yield Act(options, name, folder, processes, progress)
 
 

@@ -1,21 +1,14 @@
-"""Evaluates a policy on held-out tasks: the environment's agent loop, at the engine, without examples.
-
-Every task is tried greedily and at temperature 1, as in training.
-"""
+"""Evaluates a policy on held-out tasks: the environment's agent loop, at the engine, greedy, no examples."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hermes.core.stats import Interval, interval
 from hermes.quickstart.act import MODEL
-from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import QuickstartRecipe
-from hermes.training.session import ProgressCallback
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,19 +17,9 @@ if TYPE_CHECKING:
     from hermes.envs.servers.config import APIServerConfig
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyEvaluation:
-    """The success rates of a policy on the held-out tasks."""
-
-    greedy: Interval
-    sampled: Interval
-
-
-def evaluate(
-    recipe: QuickstartRecipe, engine_url: str, weights: str, progress: ProgressCallback
-) -> PolicyEvaluation:
-    """`weights`: the base model's name, or a tinker:// path of sampler weights."""
-    return asyncio.run(_evaluate(recipe, engine_url, weights, progress))
+def evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str) -> Interval:
+    """The success rate. `weights`: the base model's name, or a tinker:// path of sampler weights."""
+    return asyncio.run(_evaluate(recipe, engine_url, weights))
 
 
 @functools.cache
@@ -75,35 +58,20 @@ def server_config(engine_url: str, weights: str, at_once: int) -> APIServerConfi
     )
 
 
-async def _evaluate(
-    recipe: QuickstartRecipe, engine_url: str, weights: str, progress: ProgressCallback
-) -> PolicyEvaluation:
+async def _evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str) -> Interval:
     env = open_env(recipe, engine_url, weights)
     env.tokenizer = tokenizer()
     try:
         await env.setup()
         items = await env.eval_items()
-        tries = [(item, temperature) for temperature in (0.0, 1.0) for item in items]
-        meter = StageMeter("rollouts, greedy and sampled", len(tries), progress)
-        successes = await _successes(env, tries, meter)
+        # All of them finish before the environment is closed, even if one has failed.
+        rollouts = (env.run_item(item, temperature=0.0) for item in items)
+        outcomes = await asyncio.gather(*rollouts, return_exceptions=True)
     finally:
         await env.close()
-    return PolicyEvaluation(interval(successes[: len(items)]), interval(successes[len(items) :]))
-
-
-async def _successes(
-    env: CalculatorEnv, tries: Sequence[tuple[Any, float]], meter: StageMeter
-) -> list[float]:
-    """1 or 0 for each item at its temperature; all concurrently, because a larger batch is cheaper."""
-
-    async def run_item(item: Any, temperature: float) -> float:
-        scored = await env.run_item(item, temperature=temperature)
-        meter.add()
-        return float(scored.reward.success)
-
-    # All of them finish before the environment is closed, even if one has failed.
-    outcomes = await asyncio.gather(*(run_item(*attempt) for attempt in tries), return_exceptions=True)
+    successes = []
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        successes.append(float(outcome.reward.success))
+    return interval(successes)

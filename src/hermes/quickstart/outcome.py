@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.core.stats import Interval
 from hermes.quickstart.act import Stage
-from hermes.quickstart.evaluate import PolicyEvaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +15,24 @@ class Point:
     """One step of reinforcement learning."""
 
     step: int
-    reward: float
+    reward: Interval
     """Mean over all rollouts of the step, before its update."""
-    signal: float
-    """Share of groups whose rollouts have different rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuickstartOutcome:
     run_name: str
+    """The run of `hermes rl`, and the batch that made the warm start's data."""
     device: str
     generated: int
     right: int
     """Generated trajectories with the full reward; the warm start's data."""
-    policies: tuple[tuple[str, PolicyEvaluation], ...]
-    """Base, after SFT, after GRPO: the success of each on the held-out tasks."""
-    losses: tuple[float, ...]
-    """The losses of the warm start, step by step."""
+    evaluations: tuple[tuple[str, Interval], ...]
+    """Success on held-out tasks, greedy: the base model, after the warm start, at the end."""
     curve: tuple[Point, ...]
     stages: tuple[Stage, ...]
-    weights: str
-    """tinker:// path of the trained weights."""
+    policy: str
+    """The name of the trained policy."""
     folder: Path
 
     @property
@@ -44,5 +41,5 @@ class QuickstartOutcome:
 
     def to_json(self) -> JSONObject:
         data = asdict(self)
-        data |= {"policies": dict(data["policies"]), "folder": str(self.folder)}
+        data |= {"evaluations": dict(data["evaluations"]), "folder": str(self.folder)}
         return {**data, "seconds": self.seconds}

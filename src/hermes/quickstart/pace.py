@@ -1,4 +1,4 @@
-"""Chooses the recipe that ends in time on this machine.
+"""How long a recipe takes on this machine.
 
 The engine is timed on a fixed workload; the rest is arithmetic of the recipes, whose coefficients were
 measured with whole acts on two cores (docs/quickstart.md, docs/feedback.md). The estimate assumes an
@@ -8,15 +8,12 @@ otherwise idle machine, and can be off by a third.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hermes.core.durations import duration
 from hermes.errors import HermesError
 from hermes.serving.fetch import fetch
 
-LIMIT_S = 480.0
-"""A quickstart on a CPU should end within this time."""
 _PROMPTS, _PROMPT_TOKENS, _NEW_TOKENS = 8, 128, 8
 _IDS = range(20, 240)
 """Token ids that every vocabulary has."""
@@ -41,37 +38,28 @@ class PacedRecipe(Protocol):
 
     @property
     def size(self) -> str:
-        """What a smaller recipe has less of, in words."""
+        """How much it does, in words."""
 
 
 Recipe = TypeVar("Recipe", bound=PacedRecipe)
 
 
 def measure_pace(engine_url: str) -> float:
-    """Seconds that the engine takes for 8 prompts of 128 tokens and 8 sampled tokens each."""
-    _sample(engine_url, 1, offset=0)  # one-time initialisation is not measured
+    """Seconds that the engine takes for 8 prompts of 128 tokens and 8 sampled tokens each.
+
+    The first pass of a shape chooses kernels and maps memory. It took up to five times as long as the next
+    one, so it is not measured.
+    """
+    _sample(engine_url, offset=0)
     began_s = time.perf_counter()
-    _sample(engine_url, _PROMPTS, offset=1)
+    _sample(engine_url, offset=_PROMPTS)
     return time.perf_counter() - began_s
 
 
-def fit(recipes: Sequence[Recipe], pace_s: float, limit_s: float = LIMIT_S) -> Recipe:
-    """The first recipe that ends within the limit, else the last. Recipes are sorted largest first."""
-    return next((recipe for recipe in recipes if recipe.estimate_s(pace_s) <= limit_s), recipes[-1])
-
-
-def announce(recipes: Sequence[PacedRecipe], chosen: PacedRecipe, pace_s: float) -> str:
-    """How long the chosen recipe takes, and what it leaves out of the full one."""
-    full = recipes[0]
-    expected = minutes(chosen.estimate_s(pace_s))
-    lines = [f"   about {expected} in all on this machine, if it has nothing else to do"]
-    if chosen != full:
-        lines.append(
-            f"   it is slow for this ({_PROMPTS * _PROMPT_TOKENS:,} prompt tokens took {pace_s:.1f} s), so "
-            f"{chosen.size} instead of {full.size};"
-        )
-        lines.append(f"   with --full it takes about {minutes(full.estimate_s(pace_s))} and learns more")
-    return "\n".join(lines)
+def announce(recipe: PacedRecipe, pace_s: float) -> str:
+    """How long the recipe takes."""
+    expected = minutes(recipe.estimate_s(pace_s))
+    return f"   about {expected} in all on this machine, if it has nothing else to do: {recipe.size}"
 
 
 def minutes(seconds: float) -> str:
@@ -79,11 +67,11 @@ def minutes(seconds: float) -> str:
     return duration(seconds) if seconds < 90 else f"{round(seconds / 60)} minutes"
 
 
-def _sample(engine_url: str, prompts: int, offset: int) -> None:
+def _sample(engine_url: str, offset: int) -> None:
     """Samples prompts that differ from their first token on, so that none has a cached prefix."""
     ids = [
         [_IDS[(offset + number + 31 * position) % len(_IDS)] for position in range(_PROMPT_TOKENS)]
-        for number in range(prompts)
+        for number in range(_PROMPTS)
     ]
     params = {"max_new_tokens": _NEW_TOKENS, "temperature": 1.0}
     body = {"input_ids": ids, "sampling_params": params}

@@ -7,22 +7,25 @@ it teaches the format of a tool call, and reinforcement learning the rest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from hermes.agent.examples import examples_for
-from hermes.core import Message, Role
+from hermes.core import JSONObject, Message, Role
 from hermes.quickstart.act import MODEL
 from hermes.quickstart.pace import Cost
 
 ENVIRONMENT = "calculator"
 TOOLSETS = ("math",)
-_START_S = 25.0
+_EXAMPLE_MESSAGES = 2 * 4
+"""Question, call, result and answer."""
+_START_S = 40.0
 """Starting the processes of all stages."""
-_SAMPLED = Cost(0.07, 0.2)
+_SAMPLED = Cost(0.0, 0.19)
 """One rollout that is only sampled: evaluation and generation."""
-_SFT_ROW = Cost(0.0, 0.59)
-_GRPO_ROLLOUT = Cost(0.08, 0.54)
+_SFT_ROW = Cost(0.0, 0.22)
+_GRPO_ROLLOUT = Cost(0.0, 0.32)
+"""One rollout that is trained on, with its share of the step's proof of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class QuickstartRecipe:
     tasks: int
     """Tasks that the base model is given with examples, to make the warm start's data."""
     eval_tasks: int
-    """Held-out tasks, each tried once greedily and once at temperature 1."""
+    """Held-out tasks of each evaluation."""
     sft_steps: int
     sft_batch: int
     """Sequences a step."""
@@ -43,19 +46,21 @@ class QuickstartRecipe:
     groups: int
     """Tasks a step."""
     rl_rate: float
+    reward_mode: Literal["binary", "shaped"] = "binary"
+    """For right answers only, or with partial credit."""
     environments: int = 1
     """Processes that make the rollouts: one keeps two cores busy, and is far too slow for a GPU."""
-    rank: int = 32
-    max_tokens: int = 64
+    rank: int = 16
+    max_tokens: int = 48
     """Longest answer of one model call."""
     two_step_share: float = 0.0
     """Share of sums that take two calculations."""
-    reward_mode: Literal["binary", "shaped"] = "binary"
-    """The reward of reinforcement learning: for right answers only, or with partial credit."""
-    at_once: int = 128
+    at_once: int = 64
     """Rollouts in flight."""
-    lease_s: float = 600.0
-    """Time limit of a batch's lease, which a live trainer renews; tests make it short."""
+    engine_gib: float | None = 2.5
+    """Memory of the engine on a CPU."""
+    kv_gib: float | None = 0.45
+    """Of it for keys and values."""
 
     @property
     def batch_size(self) -> int:
@@ -64,7 +69,7 @@ class QuickstartRecipe:
 
     def estimate_s(self, pace_s: float) -> float:
         """How long the whole recipe takes at this pace."""
-        sampled = 6 * self.eval_tasks + self.tasks  # three evaluations, greedy and at temperature 1
+        sampled = 3 * self.eval_tasks + self.tasks
         return (
             _START_S
             + sampled * _SAMPLED.at(pace_s)
@@ -74,29 +79,46 @@ class QuickstartRecipe:
 
     @property
     def size(self) -> str:
-        return (
-            f"{self.eval_tasks} held-out tasks and {self.rl_steps} steps of {self.groups} × "
-            f"{self.group_size} rollouts"
-        )
+        return f"{self.rl_steps} steps of {self.groups} × {self.group_size} rollouts"
+
+    def run_values(self, seed: int) -> JSONObject:
+        """The fields of the RL run."""
+        return {
+            "env.seed": seed,
+            "env.two_step_share": self.two_step_share,
+            "env.reward_mode": self.reward_mode,
+            "env.max_agent_turns": 4 if self.two_step_share else 2,
+            "env.max_token_length": self.max_tokens,
+            "env.eval_size": self.eval_tasks,
+            "env.max_eval_workers": self.at_once,
+            "env.group_size": self.group_size,
+            "env.batch_size": self.batch_size,
+            "env.max_num_workers": max(1, self.groups // self.environments),
+            "env.tool_pool_size": self.at_once,
+            "env.total_steps": self.rl_steps,
+            "env.steps_per_eval": self.rl_steps,
+            "env.use_wandb": False,
+            "tinker.seed": seed,
+            "tinker.learning_rate": self.rl_rate,
+            "tinker.schedule": "linear",
+            "tinker.save_checkpoint_interval": self.rl_steps,
+            "tinker.env_replicas": self.environments,
+            "tinker.engine_memory_gib": self.engine_gib,
+            "tinker.engine_kv_gib": self.kv_gib,
+        }
 
 
 CPU = QuickstartRecipe(
-    tasks=64,
-    eval_tasks=48,
-    sft_steps=4,
-    sft_batch=16,
+    tasks=28,
+    eval_tasks=24,
+    sft_steps=3,
+    sft_batch=12,
     sft_rate=1e-3,
-    rl_steps=7,
-    group_size=8,
-    groups=8,
-    rl_rate=5e-4,
+    rl_steps=16,
+    group_size=4,
+    groups=4,
+    rl_rate=3e-4,
 )
-SHORT = replace(CPU, tasks=48, eval_tasks=32, sft_batch=14, rl_steps=6, groups=6)
-"""For a CPU that takes 1.5 times as long as one with bf16 instructions."""
-SHORTER = replace(CPU, tasks=40, eval_tasks=24, sft_batch=12, rl_steps=5, groups=5)
-"""For a CPU that takes twice as long."""
-SHORTEST = replace(SHORTER, rl_steps=4, groups=4)
-"""For any slower CPU."""
 FAST = QuickstartRecipe(
     tasks=8,
     eval_tasks=4,
@@ -107,37 +129,36 @@ FAST = QuickstartRecipe(
     group_size=4,
     groups=2,
     rl_rate=4e-4,
-    max_tokens=48,
     reward_mode="shaped",
 )
 CUDA = QuickstartRecipe(
-    tasks=512,
-    eval_tasks=512,
+    tasks=256,
+    eval_tasks=256,
     sft_steps=4,
     sft_batch=16,
     sft_rate=1e-3,
     rl_steps=20,
     group_size=16,
-    groups=32,
+    groups=16,
     rl_rate=3e-4,
-    environments=8,
+    environments=4,
     two_step_share=0.3,
-    at_once=512,
+    at_once=256,
+    engine_gib=None,
+    kv_gib=None,
 )
 
 
-def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[QuickstartRecipe, ...]:
-    """The recipes for a machine, largest first; if there are several, its pace decides."""
+def choose(*, fast: bool, cuda: bool) -> QuickstartRecipe:
+    """The recipe for a machine."""
     if fast:
-        return (FAST,)
-    if cuda:
-        return (CUDA,)
-    return (CPU,) if full else (CPU, SHORT, SHORTER, SHORTEST)
+        return FAST
+    return CUDA if cuda else CPU
 
 
 def examples() -> Sequence[Message]:
-    """Three whole exchanges, with answers in the format of the environment: the number alone."""
-    messages = examples_for(MODEL, TOOLSETS)
+    """Two whole exchanges, with answers in the format of the environment: the number alone."""
+    messages = examples_for(MODEL, TOOLSETS)[:_EXAMPLE_MESSAGES]
     return [
         Message.assistant(message.content.removeprefix("The answer is ").removesuffix("."))
         if message.role is Role.ASSISTANT and message.content

@@ -1,166 +1,175 @@
-"""The first act of the quickstart: batch, compressor, export, SFT, GRPO, and evaluations between them."""
+"""The quickstart: the base model makes its own training data, a warm start, and a run of `hermes rl`.
+
+The run is like any other: `hermes rl status`, `results` and `doctor`, the web app, its evaluations and its
+proof of training show it. Its adapter is a named policy at the end.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-from hermes.quickstart.act import MODEL, Act, ActOptions, open_act
-from hermes.quickstart.evaluate import PolicyEvaluation, evaluate, tokenizer
+from hermes.config.load import load
+from hermes.core.clock import now_ms
+from hermes.core.names import policy_name
+from hermes.core.stats import Z_95, Interval, wilson
+from hermes.errors import HermesError
+from hermes.quickstart.act import LOCAL, MODEL, Act, ActOptions, open_act
+from hermes.quickstart.evaluate import evaluate, tokenizer
 from hermes.quickstart.generate import generate
 from hermes.quickstart.outcome import Point, QuickstartOutcome
-from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.recipe import ENVIRONMENT, QuickstartRecipe
-from hermes.quickstart.warm_start import export_right, step_reporter, warm_start
-from hermes.rl.run import read_metrics
-from hermes.rl.supervise import ports
-from hermes.serving.fetch import fetch_json
+from hermes.quickstart.warm_start import export_right, warm_start
+from hermes.rl.config.resolve import find_selection, resolve
+from hermes.rl.results import evaluations, saved_checkpoints, step_rows
+from hermes.rl.run import RlRun, RunState
+from hermes.rl.start import current_status, start, stop
+from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.session import ProgressCallback
 
-BASE, AFTER_SFT, AFTER_GRPO = "base", "after SFT", "after GRPO"
-_STARVING_S = 5.0
-"""A trainer that has waited this long after every environment ended will get no batch."""
-_ENV_PATIENCE_S = 300.0
-"""Longer than an environment takes to start on a slow machine."""
+_POLL_S = 0.2
+_BAR = 24
 
 
-def run(options: ActOptions[QuickstartRecipe], progress: ProgressCallback) -> QuickstartOutcome:
-    """Runs all stages. All processes are stopped at the end, whatever ends it."""
+def run(
+    options: ActOptions[QuickstartRecipe],
+    progress: ProgressCallback,
+    *,
+    seed: int = 0,
+    show: Callable[[str], None] = lambda page: None,
+) -> QuickstartOutcome:
+    """Runs all stages. All processes are stopped at the end, whatever ends it.
+
+    `show` is called with the path of the run's page in the web app.
+    """
     with open_act("quickstart", options, progress) as act:
-        return _QuickstartRun(act).run()
+        return _QuickstartRun(act, seed, show).run()
 
 
 class _QuickstartRun:
-    def __init__(self, act: Act[QuickstartRecipe]) -> None:
-        self._act = act
-        self._name, self._folder, self._processes = act.name, act.folder, act.processes
-        self._progress = act.progress
+    def __init__(self, act: Act[QuickstartRecipe], seed: int, show: Callable[[str], None]) -> None:
+        self._act, self._seed, self._show = act, seed, show
 
     def run(self) -> QuickstartOutcome:
-        act = self._act
-        act.start_engine(while_loading=tokenizer)  # for the evaluations
-        recipe, engine_url = act.recipe, act.engine_url
-        base = self._evaluate(BASE, MODEL)
-        with act.stage(f"{recipe.tasks} tasks with examples in the prompt, as a batch", "generate"):
-            data = generate(recipe, engine_url, self._folder, self._name, self._progress)
-            self._progress(f"   {data.right} of {data.trajectories} right; all of them are stored")
-        with act.stage("the right ones are compressed and exported, without the examples", "export"):
-            rows = export_right(self._processes, self._folder, data, self._progress)
-        with act.stage(f"supervised warm start, {recipe.sft_steps} steps of {recipe.sft_batch}", "SFT"):
-            warm_policy = warm_start(
-                self._processes, recipe, engine_url, self._name, self._folder, rows, self._progress
+        act, recipe = self._act, self._act.recipe
+        act.start_engine(recipe.engine_gib, recipe.kv_gib, while_loading=tokenizer)
+        heading = f"the base model tries {recipe.tasks} sums with examples, and {recipe.eval_tasks} without"
+        with act.stage(heading, "generate"), ThreadPoolExecutor(1) as evaluating:
+            measuring = evaluating.submit(evaluate, recipe, act.engine_url, MODEL)
+            data = generate(recipe, act.engine_url, act.folder, act.name, act.progress)
+            base = measuring.result()
+            act.progress(f"   {data.right} of {data.trajectories} right with examples, all of them stored")
+            act.progress(f"   {base.mean:.0%} right without: it calls no tool")
+        with act.stage(f"supervised warm start on the right ones, {recipe.sft_steps} steps", "SFT"):
+            rows = export_right(act.processes, act.folder, data)
+            warm = warm_start(
+                *(act.processes, recipe, act.engine_url, act.name, act.folder, rows, act.progress),
+                seed=self._seed,
             )
-        warm = self._evaluate(AFTER_SFT, warm_policy.sampler)
-        size = f"{recipe.rl_steps} steps of {recipe.groups} tasks × {recipe.group_size} rollouts"
-        with act.stage(f"GRPO: api, trainer and environment, {size}", "GRPO"):
-            learned, curve = self._reinforce(warm_policy.weights)
-        policies = ((BASE, base), (AFTER_SFT, warm), (AFTER_GRPO, self._evaluate(AFTER_GRPO, learned)))
+            act.processes.stop("engine")  # the run has its own
+        size = f"{recipe.rl_steps} steps of {recipe.groups} sums × {recipe.group_size} tries"
+        with act.stage(f"reinforcement learning, {size}", "RL"):
+            rl_run = self._start_run(act.folder / "engine" / warm.weights.removeprefix("tinker://"))
+            self._watch(rl_run)
+        measured = {row["step"]: _success(row) for row in evaluations(rl_run)}
         return QuickstartOutcome(
-            run_name=self._name,
+            run_name=rl_run.run_id,
             device=act.device,
             generated=data.trajectories,
             right=data.right,
-            policies=policies,
-            losses=warm_policy.losses,
-            curve=curve,
+            evaluations=(
+                ("base model", base),
+                ("after the warm start", measured[0]),
+                ("after learning", measured[recipe.rl_steps]),
+            ),
+            curve=reward_curve(rl_run),
             stages=tuple(act.stages),
-            weights=learned,
-            folder=self._folder,
+            policy=_register(rl_run, measured[recipe.rl_steps]),
+            folder=act.folder,
         )
 
-    def _evaluate(self, policy: str, weights: str) -> PolicyEvaluation:
-        with self._act.stage(f"{policy}: held-out tasks, no examples", f"evaluate {policy}"):
-            measured = evaluate(self._act.recipe, self._act.engine_url, weights, self._progress)
-            self._progress(
-                f"   {policy}: greedy {measured.greedy.mean:.1%}, sampled at temperature 1 "
-                f"{measured.sampled.mean:.1%}"
+    def _start_run(self, weights: Path) -> RlRun:
+        act = self._act
+        environ = {**os.environ, **LOCAL}
+        config = load({"rl.device": act.device, "rl.model": MODEL}, environ)
+        values = {**act.recipe.run_values(1 + self._seed), "tinker.start_from": str(weights)}
+        selection = find_selection(config, ENVIRONMENT)
+        resolved = resolve(config, replace(selection, edits={**selection.edits, **values}))
+        rl_run = start(config, resolved, name=act.name)
+        self._show(f"/runs/{rl_run.run_id}")
+        return rl_run
+
+    def _watch(self, rl_run: RlRun) -> None:
+        """Prints a line a step until the run has ended. HermesError if it failed."""
+        printed = 0
+        try:
+            while True:
+                status = current_status(rl_run)
+                for point in reward_curve(rl_run)[printed:]:
+                    self._act.progress(step_line(point, self._act.recipe.rl_steps))
+                    printed += 1
+                if status.state.ended:
+                    break
+                time.sleep(_POLL_S)
+        except BaseException:
+            stop(rl_run, now=True)
+            raise
+        if status.state is not RunState.COMPLETED:
+            raise HermesError(
+                f"run {rl_run.run_id}: {status.reason or status.state.value}",
+                f"hermes rl doctor {rl_run.run_id}",
             )
-        return measured
-
-    def _reinforce(self, weights: str) -> tuple[str, tuple[Point, ...]]:
-        recipe, folder = self._act.recipe, self._folder / "grpo"
-        api = f"http://127.0.0.1:{self._start_api()}"
-        # Both at once: importing uses one core, and the environment waits for the trainer by itself.
-        self._processes.start("trainer", self._trainer(weights, api, folder))
-        envs = [f"env-{number}" for number in range(recipe.environments)]
-        for number, name in enumerate(envs):
-            self._processes.start(name, self._environment(api, number))
-        self._processes.wait_until_ready("trainer", _status_has(api, "started"))
-        self._processes.wait_until_ready(envs[0], _status_has(api, "envs"))
-        meter = StageMeter("step", recipe.rl_steps, self._progress, set_up=True)
-        show_steps = step_reporter(folder, meter, {"reward/mean": "reward"})
-
-        def on_poll() -> None:
-            show_steps()
-            self._check_supply(api, envs)
-
-        result = self._processes.finish("trainer", on_poll)
-        for name in (*envs, "api"):
-            self._processes.stop(name)
-        return result["sampler"], reward_curve(folder / "metrics.jsonl")
-
-    def _check_supply(self, api: str, envs: list[str]) -> None:
-        """ProcessFailedError if every environment has ended and the trainer waits for another batch."""
-        if not all(self._processes.has_ended(name) for name in envs):
-            return
-        waiting_s = ((fetch_json(f"{api}/status") or {}).get("trainer") or {}).get("waiting_s")
-        if waiting_s is not None and waiting_s > _STARVING_S:
-            raise self._processes.failure(envs[0], "ended before the training did, which waits for a batch")
-
-    def _start_api(self) -> int:
-        port = ports.choose(ports.API_PORT)
-        self._processes.serve(
-            "api",
-            ("api", "--port", str(port), "--state-dir", str(self._folder / "api")),
-            lambda: fetch_json(f"http://127.0.0.1:{port}/status") is not None,
-        )
-        return port
-
-    def _trainer(self, weights: str, api: str, folder: Path) -> tuple[str, ...]:
-        recipe = self._act.recipe
-        return (
-            *("train", "grpo", "--base-model", MODEL, "--service", self._act.engine_url, "--start", weights),
-            *("--name", f"{self._name}-grpo", "--run-dir", str(folder), "--rank", str(recipe.rank)),
-            *("--learning-rate", str(recipe.rl_rate), "--schedule", "linear"),
-            *("--num-steps", str(recipe.rl_steps)),
-            *("--batch-size", str(recipe.batch_size), "--api-url", api),
-            *("--lease", str(recipe.lease_s), "--env-patience", str(_ENV_PATIENCE_S), "--json"),
-        )
-
-    def _environment(self, api: str, number: int) -> tuple[str, ...]:
-        recipe = self._act.recipe
-        settings = {
-            "env.seed": 1 + number,  # other tasks than the warm start and the other environments
-            "env.two_step_share": recipe.two_step_share,
-            "env.reward_mode": recipe.reward_mode,
-            "env.max_token_length": recipe.max_tokens,
-            "env.group_size": recipe.group_size,
-            "env.max_num_workers": recipe.groups // recipe.environments,
-            "env.tool_pool_size": recipe.at_once // recipe.environments,
-            "env.max_batches_offpolicy": 1,
-            "env.total_steps": recipe.rl_steps - 1,  # the environment ends with the last batch
-            "env.steps_per_eval": recipe.rl_steps + 1,
-            "env.ensure_scores_are_not_same": False,  # the trainer leaves them out, but the curve counts them
-            "env.rollout_server_url": api,
-            "env.use_wandb": False,
-            "env.stop_patience_s": 0,  # groups in progress are not needed after the trainer has ended
-            "openai.base_url": f"{self._act.engine_url}/v1",
-            "openai.model_name": "policy",
-            "openai.server_type": "sglang",
-        }
-        flags = (word for name, value in settings.items() for word in (f"--{name}", str(value)))
-        return ("env", "serve", ENVIRONMENT, *flags)
 
 
-def _status_has(api: str, name: str) -> Callable[[], bool]:
-    """Whether the trajectory API's status has a value under that key."""
-    return lambda: bool((fetch_json(f"{api}/status") or {}).get(name))
+def reward_curve(rl_run: RlRun) -> tuple[Point, ...]:
+    """The mean reward of each step, with its interval."""
+    return tuple(Point(int(row["step"]), _reward(row)) for row in step_rows(rl_run))
 
 
-def reward_curve(metrics: Path) -> tuple[Point, ...]:
-    """The reward curve, out of a trainer's metrics."""
-    return tuple(
-        Point(int(row["step"]), row["reward/mean"], row.get("health/group_signal", 0.0))
-        for row in read_metrics(metrics)
-        if "reward/mean" in row
+def _reward(row: dict[str, float]) -> Interval:
+    """Wilson's interval if the rewards of the step are 0 or 1, otherwise that of a normal distribution."""
+    mean, tries = row["reward/mean"], round(row["data/rollouts"])
+    if abs(row["reward/positive"] - mean) < 1e-9:
+        return wilson(round(mean * tries), tries)
+    half = Z_95 * row["reward/std"] / math.sqrt(tries)
+    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), tries, "normal")
+
+
+def step_line(point: Point, steps: int) -> str:
+    """A step of the run with a bar of its reward."""
+    reward = point.reward
+    bar = "█" * round(_BAR * reward.mean)
+    return (
+        f"   step {point.step:>2}/{steps}  {bar:·<{_BAR}}  {reward.mean:4.0%}"
+        f"  ({reward.low:.0%} to {reward.high:.0%})"
     )
+
+
+def _success(row: dict[str, float]) -> Interval:
+    """The success rate of an evaluation; its samples are 0 or 1."""
+    samples = round(row["eval/samples"])
+    return wilson(round(row["eval/success_rate"] * samples), samples)
+
+
+def _register(rl_run: RlRun, success: Interval) -> str:
+    """Makes the adapter a policy, and returns its name."""
+    checkpoint = saved_checkpoints(rl_run)[-1]
+    name = policy_name(rl_run.run_id, checkpoint["step"])
+    record = PolicyRecord(
+        new_policy_id(),
+        MODEL,
+        checkpoint["weights"],
+        checkpoint["path"],
+        run_id=rl_run.run_id,
+        method="grpo",
+        facts={"held_out_success": success.mean, "held_out_tasks": success.n},
+        created_at_ms=now_ms(),
+        name=name,
+    )
+    PolicyRegistry(rl_run.home).add(record)
+    return name

@@ -1,4 +1,4 @@
-"""The warm start: right trajectories are compressed and exported, and the model is fine-tuned on them."""
+"""The warm start: right trajectories are exported, and the model is fine-tuned on them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.training.session import ProgressCallback
 
-_BUDGET_TOKENS = 512
-"""Tokens above which the compressor shortens a generated trajectory."""
-
 
 @dataclass(frozen=True, slots=True)
 class WarmPolicy:
@@ -24,30 +21,18 @@ class WarmPolicy:
     """tinker:// path to train from."""
     sampler: str
     """tinker:// path to sample from."""
-    losses: tuple[float, ...]
-    """Step by step."""
 
 
-def export_right(
-    processes: ProcessGroup, folder: Path, data: GeneratedData, progress: ProgressCallback
-) -> Path:
+def export_right(processes: ProcessGroup, folder: Path, data: GeneratedData) -> Path:
     """The rows of the trajectories that earned the full reward, without the examples they were shown."""
-    right, rows = f"run={data.run_name} reward>=1", folder / "sft.jsonl"
+    rows = folder / "sft.jsonl"
     processes.run(
-        "compress",
-        (
-            *("compress", "--input", right, "--output", str(folder / "compressed.jsonl")),
-            *("--target-max-tokens", str(_BUDGET_TOKENS), "--json"),
-        ),
-    )
-    summary = processes.run(
         "export",
         (
-            *("export", "--run", data.run_name, "--min-reward", "1", "--compressed"),
+            *("export", "--run", data.run_name, "--min-reward", "1"),
             *("--format", "sharegpt", "--output", str(rows), "--json"),
         ),
     )
-    progress(f"   {summary['rows']} rows in {rows}")
     return rows
 
 
@@ -59,6 +44,7 @@ def warm_start(
     folder: Path,
     rows: Path,
     progress: ProgressCallback,
+    seed: int = 0,
 ) -> WarmPolicy:
     run_folder = folder / "sft"
     meter = StageMeter("step", recipe.sft_steps, progress, set_up=True)
@@ -68,12 +54,12 @@ def warm_start(
             *("train", "sft", str(rows), "--base-model", MODEL, "--service", engine_url),
             *("--name", f"{name}-sft", "--run-dir", str(run_folder), "--rank", str(recipe.rank)),
             *("--learning-rate", str(recipe.sft_rate), "--batch-size", str(recipe.sft_batch)),
-            *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps), "--json"),
+            *("--max-steps", str(recipe.sft_steps), "--epochs", str(recipe.sft_steps)),
+            *("--seed", str(seed), "--json"),
         ),
         step_reporter(run_folder, meter, {"train/loss": "loss"}),
     )
-    losses = tuple(row["train/loss"] for row in read_metrics(run_folder / "metrics.jsonl"))
-    return WarmPolicy(result["weights"], result["sampler"], losses)
+    return WarmPolicy(result["weights"], result["sampler"])
 
 
 def step_reporter(folder: Path, meter: StageMeter, labels: Mapping[str, str]) -> Callable[[], None]:

@@ -57,7 +57,7 @@ def run_text(description: JSONObject) -> str:
         *(f"{name}: {value:.4g}" for name, value in metrics.items() if name != "step"),
         *(f"{name}: {state}" for name, state in description["processes"].items()),
     ]
-    for key in ("error", "reason", "waiting", "environment_problem"):
+    for key in ("note", "error", "reason", "waiting", "environment_problem"):
         if key in description:
             lines.append(f"{key.replace('_', ' ')}: {description[key]}")
     lines += [f"  | {line}" for line in description.get("last_log_lines", [])]
@@ -81,6 +81,7 @@ def results_text(results: JSONObject) -> str:
         lines += _columns([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
     if "weights_path" in results:
         lines.append(f"weights: {results['weights_path']}")
+        lines.append(f"talk to it: hermes --model run:{results['run_id']}")
     return "\n".join(map(printable, lines))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from hermes.core import JSONObject
 from hermes.core.clock import now_ms
+from hermes.core.names import policy_name
 from hermes.disk.files import read_text
 from hermes.rl.disk_room import DiskRoom
 from hermes.rl.process import read_tail
@@ -58,6 +59,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
         **wandb_info(run, config),
         "logs": log_paths(run, status),
         "total_steps": config.env.total_steps,
+        **({"note": config.run.note} if config.run.note else {}),
     }
     if status.reason is not None:
         description["error" if status.state is RunState.FAILED else "reason"] = status.reason
@@ -167,6 +169,7 @@ def results(run: RlRun, status: RunStatus) -> JSONObject:
     if checkpoints := saved_checkpoints(run):
         newest = checkpoints[-1]
         report["weights_path"] = str(newest["folder"]) if newest["folder"].is_dir() else newest["path"]
+        report["policy"] = policy_name(run.run_id, newest["step"])
         report["checkpoints"] = [
             {**checkpoint, "folder": str(checkpoint["folder"])} for checkpoint in checkpoints
         ]

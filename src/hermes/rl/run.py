@@ -31,8 +31,6 @@ _MAX_CRASHES = 200
 CRASH_EVENT = "crash"
 """The kind of an event that is the end of a process before its work was done."""
 _NOW = "now"
-_RUN = "run:"
-"""The prefix of a run's id in a model name."""
 
 
 class RunState(StrEnum):
@@ -199,9 +197,13 @@ class RlRun:
         return last_lines(self.log_path(process), count)
 
 
-def find_run(home: Path, run_id: str) -> RlRun:
-    """The run with this id, or with the only id that has this prefix."""
-    matches = [run for run in all_runs(home) if run_id and run.run_id.startswith(run_id)]
+def find_run(home: Path, run_id: str | None) -> RlRun:
+    """The run with this id, or with the only id that has this prefix; None: the newest."""
+    if run_id is None:
+        return newest_run(home)
+    runs = all_runs(home)
+    matches = [run for run in runs if run.run_id == run_id]
+    matches = matches or [run for run in runs if run_id and run.run_id.startswith(run_id)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -212,14 +214,9 @@ def find_run(home: Path, run_id: str) -> RlRun:
             f"'{run_id}' is a run of hermes train, which has no supervisor and no environment",
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
-    close = nearest(run_id, [run.run_id for run in all_runs(home)])
+    close = nearest(run_id, [run.run_id for run in runs])
     hint = did_you_mean(close, "'hermes rl status --all' lists them (the tool: rl_list_runs)")
     raise UsageError(f"there is no run '{run_id}'", hint)
-
-
-def named_run(home: Path, model: str | None) -> RlRun | None:
-    """The run of a model name `run:ID`; None for any other name."""
-    return find_run(home, model.removeprefix(_RUN)) if model and model.startswith(_RUN) else None
 
 
 def newest_run(home: Path) -> RlRun:

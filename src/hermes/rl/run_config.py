@@ -66,6 +66,8 @@ class RunSection(_Section):
     """What the supervisor reads."""
 
     run_id: str = ""
+    note: str = ""
+    """What the person who started the run says about it."""
     environment: str = ENV
     environment_file: str = ""
     evaluates: bool = False

@@ -7,6 +7,7 @@ supervisor adopts the processes of the run.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
 from hermes.core.clock import now_ms
+from hermes.core.names import unused_name
 from hermes.disk.filelock import FileLock
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, HostError, UsageError
@@ -37,6 +39,8 @@ _TAKEOVER_S = 60.0
 """How long a supervisor may take from its start to its first status."""
 _MIN_FREE_BYTES = 200 << 20
 _POLL_S = 0.05
+_MOST_NAME_CHARS = 60
+_RUN_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_MOST_NAME_CHARS - 1}}}")
 
 
 def start(
@@ -45,20 +49,24 @@ def start(
     *,
     task: str | None = None,
     mixed: Sequence[MixedEnvironment] = (),
+    name: str | None = None,
+    note: str = "",
 ) -> RlRun:
     """Writes the run's record, starts a detached supervisor, and waits until that has written a status.
 
     `mixed`: all environments of a run that has several, `resolved` first. `task`: the task of the agent that
-    starts the run, whose budget applies; None: a person starts it.
+    starts the run, whose budget applies; None: a person starts it. `name`: its id; None: the environment and
+    the day.
     """
     check_together(resolved)
     check_machine(config, resolved)
     with start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
-        run = RlRun(config.home, os.urandom(4).hex())
+        run = RlRun(config.home, new_run_id(config.home, resolved.selection.environment, name))
         ensure_dir(run.folder)
         settings = {
             **_run_section(config, resolved, run),
+            "note": note,
             "task": task,
             **recorded_limits(config.settings.rl, granted),
         }
@@ -74,6 +82,24 @@ def start(
         run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn_supervisor(run)
     return run
+
+
+def new_run_id(home: Path, environment: str, name: str | None = None) -> str:
+    """The name that a person chose, or one from the environment and the day, such as `calculator-1118`.
+
+    UsageError if the chosen one is taken or cannot name a folder.
+    """
+    taken = {path.name for path in (home / "runs").glob("*")}
+    if name is None:
+        stem = re.sub(r"[^a-z0-9]+", "-", environment.lower()).strip("-") or "run"
+        return unused_name(f"{stem[:_MOST_NAME_CHARS]}-{time.strftime('%m%d')}", taken)
+    if not _RUN_NAME.fullmatch(name):
+        raise UsageError(
+            f"'{name}' cannot name a run", f"use up to {_MOST_NAME_CHARS} letters, digits, '-', '_' and '.'"
+        )
+    if name in taken:
+        raise UsageError(f"there is a run '{name}' already", f"--name {unused_name(name, taken)}")
+    return name
 
 
 def stop(run: RlRun, *, now: bool = False, patience_s: float = 120.0) -> RunStatus:

@@ -28,6 +28,8 @@ from hermes.store.upkeep.delete import derived_ids
 from hermes.store.writer import Writer
 
 _PAGE = 2048
+_LISTED = 5
+"""Most ids that an error names."""
 
 
 _STEPS = """
@@ -120,13 +122,20 @@ class Reader:
         part = reference.upper()
         rows = self._db.execute(
             "SELECT id FROM trajectories WHERE id = ?1 OR substr(id, 1, length(?1)) = ?1"
-            " OR substr(id, -length(?1)) = ?1 LIMIT 2",
-            (part,),
+            " OR substr(id, -length(?1)) = ?1 ORDER BY seq DESC LIMIT ?2",
+            (part, _LISTED + 1),
         ).fetchall()
         if len(rows) == 1 and part:
             return str(rows[0][0])
-        problem = "matches more than one trajectory" if rows else "matches no trajectory"
-        raise UsageError(f"'{reference}' {problem}", "see 'hermes trajectories list' for the ids")
+        if not rows or not part:
+            raise UsageError(
+                f"'{reference}' matches no trajectory", "see 'hermes trajectories list' for the ids"
+            )
+        more = " and others" if len(rows) > _LISTED else ""
+        ids = ", ".join(str(row[0]) for row in rows[:_LISTED])
+        raise UsageError(
+            f"'{reference}' matches more than one trajectory: {ids}{more}", "write more of the id"
+        )
 
     def get(self, trajectory_id: str) -> Trajectory:
         row = self._db.execute(

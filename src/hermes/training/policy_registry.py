@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hermes.core import JSONObject, new_id
 from hermes.core.clock import now_ms
+from hermes.core.names import did_you_mean, is_policy_name, nearest
 from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, UsageError
@@ -54,6 +55,12 @@ class PolicyRecord:
     facts: JSONObject = field(default_factory=dict)
     """Figures of the comparison."""
     created_at_ms: int = 0
+    name: str = ""
+    """For people: the run and the step, as in `quickstart-1118@step-7`; empty in older records."""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +99,27 @@ class PolicyRegistry:
         return self.find(promotions[-1].policy_id)
 
     def find(self, reference: str) -> PolicyRecord:
-        """By its id, a unique beginning or end of it, or 'current'."""
+        """By its name or id, a unique beginning of either, the end of its id, or 'current'."""
         if reference in ("current", NAME):
             return self.current()
         if reference == BASE_ID:
             return PolicyRecord(BASE_ID, self.current().base_model, None, None)
-        part = reference.upper()
-        matching = [
-            record for record in self.policies() if record.id.startswith(part) or record.id.endswith(part)
+        part, policies = reference.upper(), self.policies()
+        matching = [record for record in policies if reference and record.name == reference][-1:]
+        matching = matching or [
+            record
+            for record in policies
+            if part
+            and (record.id.startswith(part) or record.id.endswith(part) or record.name.startswith(reference))
         ]
-        if len(matching) != 1 or not part:
-            problem = "matches more than one policy" if matching else "matches no policy"
-            raise UsageError(f"'{reference}' {problem}", "see 'hermes policy list' for the ids")
+        if not matching:
+            hint = did_you_mean(nearest(reference, (record.label for record in policies)))
+            raise UsageError(f"'{reference}' matches no policy", hint or "hermes policy list lists them")
+        if len(matching) > 1:
+            labels = ", ".join(record.label for record in matching)
+            raise UsageError(
+                f"'{reference}' matches {len(matching)} policies: {labels}", "write more of the name"
+            )
         return matching[0]
 
     def attempts(self, policy_id: str) -> int:
@@ -172,18 +188,17 @@ def new_policy_id() -> str:
     return new_id()
 
 
-def is_policy_name(model: str | None) -> bool:
-    """`policy`, or `policy:ID` for a certain one."""
-    return model is not None and (model == NAME or model.startswith(f"{NAME}:"))
+def names_policy(model: str | None) -> bool:
+    """`policy`, `policy:NAME` for a certain one, or the name of a policy itself."""
+    return model is not None and (model == NAME or model.startswith(f"{NAME}:") or is_policy_name(model))
 
 
 def named_policy(home: Path, model: str | None) -> PolicyRecord | None:
     """The policy of a model name; None for any other name. UsageError if there is no such policy."""
-    if not is_policy_name(model):
+    if not names_policy(model):
         return None
     assert model is not None
-    registry = PolicyRegistry(home)
-    return registry.find(model.partition(":")[2] or "current")
+    return PolicyRegistry(home).find(model.removeprefix(f"{NAME}:"))
 
 
 def _record(event: JSONObject) -> PolicyRecord:

@@ -28,6 +28,16 @@ class WorkerJob:
     """Whether each model call asks the pool for its cost first; see batch.workers.run_budget."""
     rewards: tuple[str, ...]
     """Reward functions named by rows."""
+    policy_url: str | None = None
+    """Where the trained weights that `spec.model` names answer as `policy`, in this start of the run; None:
+    the model is a provider's, or at `spec.base_url`."""
+
+    @property
+    def target(self) -> tuple[str, str | None]:
+        """The model and the address for requests."""
+        if self.policy_url is None:
+            return self.spec.model, self.spec.base_url
+        return "policy", self.policy_url
 
 
 class WorkerHandle(Protocol):

@@ -71,6 +71,8 @@ class RunOptions:
     """Attempts at one sample after infrastructure failures or dead workers."""
     max_cost_usd: float | None = None
     """The most that the run may cost, earlier starts included."""
+    policy_url: str | None = None
+    """See `WorkerJob`."""
 
 
 @dataclass(slots=True)
@@ -217,7 +219,8 @@ class Pool:
     async def _start_worker(self, *, alone: bool) -> None:
         self._started_workers += 1
         name = f"{new_id()}-{self._started_workers}"
-        job = WorkerJob(name, self._spec, self._share(), self._ledger is not None, self._rewards)
+        budgeted = self._ledger is not None
+        job = WorkerJob(name, self._spec, self._share(), budgeted, self._rewards, self._options.policy_url)
         worker = _Worker(name, await self._worker_source.start(job), alone=alone)
         worker.listener = asyncio.create_task(self._listen(worker))
         self._workers[name] = worker

@@ -38,6 +38,7 @@ class ProcessWorkers:
                 "concurrency": job.concurrency,
                 "budgeted": job.budgeted,
                 "rewards": list(job.rewards),
+                "policy_url": job.policy_url,
             }
         )
         return worker

@@ -4,7 +4,8 @@ Orders are JSON lines on standard input, the job first; reports are JSON lines o
 reported finished only after its entry is in this worker's journal segment. On `drain` the worker finishes the
 samples in flight and exits; when standard input ends, because the parent died, it stops at once.
 
-    in:  {"do": "start", "folder", "name", "concurrency", "budgeted", "rewards"} · {"do": "drain"}
+    in:  {"do": "start", "folder", "name", "concurrency", "budgeted", "rewards",
+         "policy_url"} · {"do": "drain"}
          {"do": "run", "row": {…}, "sample": 0} · {"do": "decide", "call": 0, "refusal"}
     out: {"say": "ready"} · {"say": "finished", "key", "sample", "state", "reason", …}
          {"say": "gauges", "in_flight", "limit", "waiting"} · {"say": "fatal", "message", "hint"}
@@ -170,9 +171,10 @@ async def work(
     job: WorkerJob, open_journal: OpenJournal, send_report: SendReport, orders: AsyncIterator[JSONObject]
 ) -> None:
     """Runs a worker until it is drained or its orders end."""
-    config = _config(job.spec, job.concurrency)
+    config = _config(job)
     budget = Budget()
-    model = open_model(config, job.spec.model, job.spec.base_url, budget)
+    label = job.spec.model if job.policy_url else None
+    model = open_model(config, *job.target, budget, label=label)
     if job.budgeted:
         model = BudgetedModel(model, budget, price_of(config.settings, model.name), send_report)
     journal = open_journal(Redactor(config.secrets).text)
@@ -187,13 +189,14 @@ async def work(
         await model.close()
 
 
-def _config(spec: RunSpec, concurrency: int) -> Config:
+def _config(job: WorkerJob) -> Config:
     """The run's settings; as many concurrent model calls as samples, whatever the provider's default is."""
-    config = load(spec.settings)
-    target = resolve_model(config.settings, config.environ, spec.model, spec.base_url)
-    provider = {"base_url": target.base_url, "max_concurrency": max(concurrency, 1)}
+    settings = job.spec.settings
+    config = load(settings)
+    target = resolve_model(config.settings, config.environ, *job.target)
+    provider = {"base_url": target.base_url, "max_concurrency": max(job.concurrency, 1)}
     return load(
-        {**spec.settings, **{f"providers.{target.provider}.{key}": value for key, value in provider.items()}}
+        {**settings, **{f"providers.{target.provider}.{key}": value for key, value in provider.items()}}
     )
 
 
@@ -227,6 +230,7 @@ async def _serve_stdin(send_report: SendReport) -> None:
             concurrency=start["concurrency"],
             budgeted=start["budgeted"],
             rewards=tuple(start["rewards"]),
+            policy_url=start["policy_url"],
         )
         await work(
             job, partial(JournalSegment, folder / "journal" / f"{job.name}.jsonl"), send_report, orders

@@ -118,18 +118,20 @@ class _Bench:
         from hermes.batch.progress import open_view
         from hermes.batch.spec import open_run
         from hermes.batch.workers.pool import run_batch
-        from hermes.cli.batch.run import open_workers, run_options, spec_of
+        from hermes.cli.batch.run import open_workers, run_options, served_policy, spec_of
 
         options = self._batch_options(model).model_copy(update={"reward": self._reward})
         folder = options.folder
-        new_spec = spec_of(options, self._dataset)
+        config, new_spec = spec_of(options, self._dataset)
         with (
             open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
+            served_policy(config, spec, self._dataset, options) as policy_url,
             open_workers(options, folder) as workers,
         ):
+            chosen = run_options(options, policy_url)
             try:
                 with open_view(as_json=self._as_json, title=model) as view:
-                    asyncio.run(run_batch(folder, spec, self._dataset, run_options(options), view, workers))
+                    asyncio.run(run_batch(folder, spec, self._dataset, chosen, view, workers))
             finally:
                 summary = finalise(folder, spec, self._dataset)
         return Contender(model, read_attempts(folder), summary.failed + summary.not_run)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from subprocess import Popen
 
 import click
 
+from hermes.batch.journal import read_states
 from hermes.batch.options import BatchOptions
 from hermes.batch.output.finalise import DatasetSummary, finalise
 from hermes.batch.overview import overview
+from hermes.batch.plan import read_progress, unfinished_samples
 from hermes.batch.progress import open_view
 from hermes.batch.reward import load_reward
 from hermes.batch.spec import RunSpec, open_run
@@ -24,12 +27,12 @@ from hermes.batch.workers.pool import Pool, RunOptions, RunResult
 from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.status_text import continued_text, failure_lines
 from hermes.config.environment import export_stored
-from hermes.config.load import load
+from hermes.config.load import Config, load
 from hermes.errors import UsageError
 from hermes.models.open import choose_model
-from hermes.rl.run import named_run
+from hermes.rl.weights.open import find_policy
+from hermes.rl.weights.serve import served
 from hermes.safety.text import printable
-from hermes.training.policy_registry import named_policy
 
 _BAD_ROWS_SHOWN = 5
 
@@ -50,14 +53,15 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
     for reference in {options.reward, *(row.reward for row in dataset.rows)}:
         if reference is not None:
             load_reward(reference)  # a mistake in it is found before anything is paid for
-    new_spec = spec_of(options, dataset)
+    config, new_spec = spec_of(options, dataset)
     with (
         open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
+        served_policy(config, spec, dataset, options) as policy_url,
         worker_context as workers,  # before the signal handlers: Ray sets its own
         ExitStack() as display,
     ):
         view = display.enter_context(open_view(as_json=as_json, title=options.name))
-        pool = Pool(folder, spec, dataset, run_options(options), view, workers)
+        pool = Pool(folder, spec, dataset, run_options(options, policy_url), view, workers)
         try:
             asyncio.run(_run_with_signals(pool))
         finally:  # the dataset is written at every end, a fatal one included
@@ -73,8 +77,38 @@ def _never_scored(summary: DatasetSummary) -> bool:
     return rewards is not None and rewards["count"] == 0 and rewards["grader_failures"] > 0
 
 
-def run_options(options: BatchOptions) -> RunOptions:
-    return RunOptions(options.num_workers, options.concurrency, options.max_tries, options.max_cost)
+def run_options(options: BatchOptions, policy_url: str | None) -> RunOptions:
+    return RunOptions(
+        options.num_workers, options.concurrency, options.max_tries, options.max_cost, policy_url
+    )
+
+
+@contextmanager
+def served_policy(
+    config: Config, spec: RunSpec, dataset: Dataset, options: BatchOptions
+) -> Iterator[str | None]:
+    """Where the run's model answers if it is a policy: at its run, else at an engine for the block.
+
+    None: it is another model, or nothing is left to ask it.
+    """
+    policy = find_policy(config, spec.model) if spec.base_url is None else None
+    progress = read_progress(read_states(options.folder / "journal"))
+    if policy is None or not unfinished_samples(dataset.rows, spec.samples_per_prompt, progress):
+        yield None
+    elif policy.url is not None:
+        yield policy.url
+    else:
+        if options.ray_address not in (None, "local"):
+            raise UsageError(
+                f"the nodes of {options.ray_address} cannot reach an engine on this machine's loopback",
+                f"hermes policy serve {policy.name} where they can, then --base-url ADDRESS",
+            )
+        with served(config, policy, _note) as url:
+            yield url
+
+
+def _note(text: str) -> None:
+    click.echo(printable(text), err=True)
 
 
 def open_workers(
@@ -93,22 +127,20 @@ def open_workers(
     return nullcontext(ProcessWorkers(folder, early))
 
 
-def spec_of(options: BatchOptions, dataset: Dataset) -> RunSpec:
-    """With the model that a promoted policy, or the policy of a run, stands for."""
+def spec_of(options: BatchOptions, dataset: Dataset) -> tuple[Config, RunSpec]:
+    """The configuration, and the specification with the policy that a name like `policy` stands for now."""
     config = load(options.settings())
     base_url = options.base_url
     model = asyncio.run(choose_model(config, options.model, base_url)) or config.settings.model
-    if base_url is None and (promoted := named_policy(config.home, model)) is not None:
-        from hermes.policies.open import policy_endpoint
-
-        model, base_url = policy_endpoint(config, promoted)
-    if (policy := named_run(config.home, model)) is not None:
-        from hermes.rl.config.resolve import POLICY
-        from hermes.rl.weights.serve import endpoint
-
-        model, base_url = POLICY, endpoint(policy)
-    return make_spec(
-        options, dataset, config, model, base_url, lambda note: click.echo(printable(note), err=True)
+    policy = find_policy(config, model, _note) if base_url is None else None
+    if policy is not None:
+        model = policy.name
+        if policy.base_model == model:
+            policy = None
+        elif options.toolsets is None and options.distribution is None and policy.toolsets is not None:
+            options = options.model_copy(update={"toolsets": ",".join(policy.toolsets) or "none"})
+    return config, make_spec(
+        options, dataset, config, model, base_url, _note, policy.base_model if policy else None
     )
 
 

@@ -81,16 +81,16 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
     from hermes.agent.build import RolloutPlan
     from hermes.agent.examples import examples_for
     from hermes.agent.toolset_choice import choose_toolsets
-    from hermes.rl.run import named_run
-    from hermes.training.policy_registry import named_policy
+    from hermes.rl.weights.open import find_policy
 
     workspace = Path(options.workspace).resolve() if options.workspace else None
     if workspace is not None and not workspace.is_dir():
         raise UsageError(f"--workspace {workspace} is not a directory", "create it first")
-    run = named_run(config.home, options.model)
-    if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
+    named = options.model or config.settings.model
+    policy = find_policy(config, named) if options.base_url is None else None
+    if policy is not None:
         model = policy.base_model  # what suits the base model suits what was trained from it
-    toolsets = choose_toolsets(config, model, options.toolsets, run.config().run.toolsets if run else None)
+    toolsets = choose_toolsets(config, model, options.toolsets, policy.toolsets if policy else None)
     return RolloutPlan(
         toolsets=toolsets,
         require_tools=options.toolsets is not None,
@@ -102,20 +102,11 @@ def make_plan(config: Config, model: str, options: ChatOptions) -> RolloutPlan:
 
 async def open_chat_model(config: Config, options: ChatOptions) -> ChatModel:
     """The model that the options name. With --base-url alone the server is asked which one it has."""
-    from hermes.models.open import choose_model, open_model
-    from hermes.rl.run import named_run
-    from hermes.training.policy_registry import named_policy
+    from hermes.models.open import choose_model
+    from hermes.rl.weights.open import open_named
 
-    if options.base_url is None and (policy := named_policy(config.home, options.model)) is not None:
-        from hermes.policies.open import open_policy_model
-
-        return open_policy_model(config, policy, print_progress)
-    if (run := named_run(config.home, options.model)) is not None:
-        from hermes.rl.weights.serve import open_run_model
-
-        return open_run_model(config, run, print_progress)
     model = await choose_model(config, options.model, options.base_url)
-    return open_model(config, model, options.base_url, progress=print_progress)
+    return open_named(config, model, options.base_url, progress=print_progress)
 
 
 @contextmanager

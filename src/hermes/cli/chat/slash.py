@@ -65,6 +65,8 @@ async def _help(session: ChatSession, argument: str) -> None:
 
 async def _model(session: ChatSession, argument: str) -> None:
     from hermes.models.open import open_model, served_models
+    from hermes.rl.weights.open import RUN, open_named
+    from hermes.training.policy_registry import names_policy
 
     chat, base_url = session.chat, session.options.base_url
     if not argument:
@@ -74,8 +76,9 @@ async def _model(session: ChatSession, argument: str) -> None:
             click.echo(f"  {base_url} serves: {printable(', '.join(names)) or 'nothing'}")
         return
     has_provider = argument.partition("/")[0] in profiles(chat.config.settings, chat.config.environ)
-    if base_url is None or (has_provider and "/" in argument):
-        new = open_model(chat.config, argument, progress=print_progress)
+    has_provider = (has_provider and "/" in argument) or names_policy(argument) or argument.startswith(RUN)
+    if base_url is None or has_provider:
+        new = open_named(chat.config, argument, progress=print_progress)
     else:
         names = await served_models(chat.config, base_url)
         if argument not in names:

@@ -37,7 +37,7 @@ from hermes.data.compress.run.summarise import Summariser, SummaryCache
 from hermes.data.compress.run.workers import CompressWorkers, open_workers, processes_for
 from hermes.errors import UsageError
 from hermes.models.budget import Budget
-from hermes.models.open import open_model
+from hermes.rl.weights.open import open_named
 from hermes.safety.redact import Redactor
 from hermes.safety.text import printable
 from hermes.store import Filter, Reader, Writer
@@ -121,7 +121,7 @@ class _CompressCommand:
     def _summariser(self, spec: TokenizerSpec) -> Summariser | None:
         if self._settings.strategy is Strategy.FOLD:
             return None
-        model = open_model(self._config, self._options.model, self._options.base_url, self._budget)
+        model = open_named(self._config, self._options.model, self._options.base_url, self._budget)
         cache = SummaryCache(self._config.home / "cache" / "summaries.jsonl")
         redact = Redactor(self._config.secrets).text
         return Summariser(model, cache, spec, redact, self._options.concurrency)

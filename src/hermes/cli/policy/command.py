@@ -9,14 +9,15 @@ import click
 from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
-    from hermes.training.policy_registry import PolicyRegistry
+    from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
 
 @click.group(cls=CommandGroup)
 def policy() -> None:
     """Policies: list, show, promote, roll back, compare, serve.
 
-    `hermes --model policy` talks to the current one, `--model policy:ID` to a certain one.
+    `hermes --model policy` talks to the current one, `--model policy:NAME` to a certain one, and `--model
+    run:RUN` to the newest weights of a run. So do `hermes batch` and `hermes bench`.
     """
 
 
@@ -38,11 +39,12 @@ def list_(as_json: bool) -> None:
         return
     table = [("", "policy", "when", "method", "ratings", "compared", "from")]
     table.append(("*" if current.id == BASE_ID else "", BASE_ID, "", "", "", "", current.base_model))
+    labels = {record.id: record.label for record in policies}
     for record in policies:
         marker = "*" if record.id == current.id else ""
         when = local_time(record.created_at_ms)
         counts = (record.method, str(len(record.ratings)), record.decision)
-        table.append((marker, record.id, when, *counts, record.parent))
+        table.append((marker, record.label, when, *counts, labels.get(record.parent, record.parent)))
     click.echo(columns(table))
 
 
@@ -59,7 +61,8 @@ def show(name: str, as_json: bool) -> None:
         click.echo(json.dumps(asdict(record)))
         return
     for label, value in (
-        ("policy", record.id),
+        ("policy", record.label),
+        ("id", record.id if record.name else ""),
         ("base model", record.base_model),
         ("weights", record.weights or "(the base model)"),
         ("sampler", record.sampler or ""),
@@ -76,49 +79,22 @@ def show(name: str, as_json: bool) -> None:
 
 
 @policy.command("promote")
-@click.argument("name")
-@click.option(
-    "--base-model",
-    default="hermes/smollm2",
-    show_default=True,
-    help="Base model of weights that are named by a path.",
-)
+@click.argument("name", metavar="NAME|RUN[@STEP]")
+@click.option("--base-model", help="Base model of weights at a path; default: as their run or files say.")
 @json_option
-def promote(name: str, base_model: str, as_json: bool) -> None:
-    """Make NAME the current policy.
+def promote(name: str, base_model: str | None, as_json: bool) -> None:
+    """Make a policy, or the weights of a run, the current policy.
 
-    NAME is an id, 'base', 'previous' (which was current before), or weights as tinker://RUN/weights/NAME.
-    Weights that exist nowhere are refused.
+    NAME is a policy's name or id, a run (its newest checkpoint) or RUN@STEP, 'base', 'previous' (which was
+    current before), or weights as tinker://RUN/weights/NAME. Weights that exist nowhere are refused.
     """
     if name == "previous":
         _roll_back(as_json)
         return
-    import json
-
     from hermes.config.load import load
-    from hermes.core.clock import now_ms
-    from hermes.policies.open import check_servable
-    from hermes.training.policy_registry import PolicyRecord, new_policy_id
+    from hermes.rl.weights.open import promote
 
-    config, registry = load(), _registry()
-    if name.startswith("tinker://"):
-        sampler = name.replace("/weights/", "/sampler_weights/")
-        record = PolicyRecord(
-            new_policy_id(),
-            base_model,
-            name,
-            sampler,
-            parent=registry.current(base_model).id,
-            method="by hand",
-            created_at_ms=now_ms(),
-        )
-        check_servable(config, record)
-        registry.add(record)
-    else:
-        record = registry.find(name)
-        check_servable(config, record)
-    registry.promote(record.id, "by hand")
-    click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
+    _print_current(promote(load(), name, base_model), as_json)
 
 
 @policy.command("rollback", hidden=True)
@@ -129,15 +105,21 @@ def rollback(as_json: bool) -> None:
 
 
 def _roll_back(as_json: bool) -> None:
-    import json
-
     from hermes.config.load import load
-    from hermes.policies.open import check_servable
+    from hermes.rl.weights.open import check_servable
 
     registry = _registry()
     check_servable(load(), registry.before_current())
-    record = registry.rollback()
-    click.echo(json.dumps({"current": record.id}) if as_json else f"the current policy is {record.id}")
+    _print_current(registry.rollback(), as_json)
+
+
+def _print_current(record: PolicyRecord, as_json: bool) -> None:
+    import json
+
+    if as_json:
+        click.echo(json.dumps({"current": record.id, "name": record.label}))
+        return
+    click.echo(f"the current policy is {record.label}; hermes --model policy talks to it")
 
 
 @policy.command("delete")
@@ -156,10 +138,10 @@ def delete(name: str, yes: bool, as_json: bool) -> None:
     registry = _registry()
     record = registry.find(name)
     if not as_json:
-        click.echo(f"policy {record.id}: {record.method or 'no method'}, weights {record.weights}")
-    question.confirm_deletion(f"the policy {record.id}", yes=yes)
+        click.echo(f"policy {record.label}: {record.method or 'no method'}, weights {record.weights}")
+    question.confirm_deletion(f"the policy {record.label}", yes=yes)
     registry.delete(record.id)
-    click.echo(json.dumps({"deleted": record.id}) if as_json else f"deleted: policy {record.id}")
+    click.echo(json.dumps({"deleted": record.id}) if as_json else f"deleted: policy {record.label}")
 
 
 @policy.command("compare")
@@ -176,25 +158,32 @@ def compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) ->
 
 
 @policy.command("serve")
-@click.argument("name", default="current", metavar="[NAME|run:ID]")
+@click.argument("name", default="policy", metavar="[NAME|run:RUN[@STEP]]")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Port to listen on; 8001, or a free one, if unset."
+    "--port", type=click.IntRange(0, 65535), help="Port to listen on; 8001, or a free one, if unset."
 )
 @stored_variables
 def serve(name: str, port: int | None) -> None:
     """Serve a policy, or the weights of a run, over the OpenAI API.
 
-    `hermes batch --model policy` uses it.
+    It is the only model there, so that the base model never answers in its place.
     """
+    serve_named(name, port)
+
+
+def serve_named(name: str, port: int | None) -> None:
+    from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
-    from hermes.policies.open import serve_policy
+    from hermes.rl.weights.open import RUN, find_policy
+    from hermes.rl.weights.serve import serve_policy
 
-    if name.startswith("run:"):
-        from hermes.cli.rl.weights import serve_run
-
-        serve_run(name.removeprefix("run:"), port)
-        return
-    serve_policy(load(), _registry().find(name), port, click.echo)
+    config = load()
+    model = name if name.startswith(RUN) or name == "policy" else f"policy:{name}"
+    policy = find_policy(config, model, lambda note: click.echo(f"({note})", err=True))
+    assert policy is not None, "the name has the form of a policy's"
+    serve_policy(config, policy, port, click.echo)
+    if policy.url is None:
+        report_stop("rl serve")
 
 
 def _registry() -> PolicyRegistry:

@@ -12,7 +12,7 @@ from hermes.cli.terminal.progress import ProgressLines
 from hermes.config.load import Config, load
 from hermes.core import Role
 from hermes.errors import HermesError, UsageError
-from hermes.policies.open import open_policy_model
+from hermes.rl.weights.open import of_record, open_policy
 from hermes.safety.text import printable
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 
@@ -22,14 +22,14 @@ def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool
     registry = PolicyRegistry(config.home)
     records = [registry.find(name) for name in (first, second)]
     if records[0].id == records[1].id:
-        raise UsageError(f"both are policy {records[0].id}", "name two policies: hermes policy list")
+        raise UsageError(f"both are policy {records[0].label}", "name two policies: hermes policy list")
     sides = []
     for record in records:
         with ProgressLines(to_stderr=True) as progress:
-            progress.wait_for(f"policy {record.id} answers")
+            progress.wait_for(f"policy {record.label} answers")
             sides.append(asyncio.run(_answers(config, record, queries, progress)))
     rows = [
-        {"question": question, "answers": {records[0].id: left, records[1].id: right}}
+        {"question": question, "answers": {records[0].label: left, records[1].label: right}}
         for question, left, right in zip(queries, *sides, strict=True)
     ]
     if as_json:
@@ -38,7 +38,7 @@ def run_compare(first: str, second: str, queries: tuple[str, ...], as_json: bool
     for question, left, right in zip(queries, *sides, strict=True):
         click.secho(f"\n{printable(question)}", bold=True)
         for record, text in zip(records, (left, right), strict=True):
-            click.echo(f"[{record.id}]\n{printable(text)}")
+            click.echo(f"[{record.label}]\n{printable(text)}")
     click.echo("\nRate one against the other: hermes rate A --over B (hermes trajectories list)")
 
 
@@ -51,7 +51,7 @@ async def _answers(
     from hermes.agent.toolset_choice import choose_toolsets
     from hermes.core import Source
 
-    model = open_policy_model(config, record, progress)
+    model = open_policy(config, of_record(config, record), progress)
     toolsets = choose_toolsets(config, record.base_model, None, None)
     plan = RolloutPlan(toolsets=toolsets, examples=examples_for(record.base_model, toolsets))
     answers = []
@@ -71,7 +71,7 @@ def _answer(loop: AgentLoop, record: PolicyRecord) -> str:
     """The last answer, or why there is none. HermesError if the policy was not reached at all."""
     outcome, last = loop.outcome, loop.messages[-1]
     if outcome is not None and outcome.infrastructure:
-        raise HermesError(f"policy {record.id} did not answer: {outcome.detail}", "hermes doctor")
+        raise HermesError(f"policy {record.label} did not answer: {outcome.detail}", "hermes doctor")
     if last.role is Role.ASSISTANT:
         return last.content
     return f"(no answer: {outcome.stop_reason.value if outcome else 'interrupted'})"

@@ -119,9 +119,9 @@ async def _run(
 def open_rater(config: Config, params: Mapping[str, Any], reader: Reader) -> tuple[AutoRater, Any]:
     """The rater that the parameters name, and the model to close afterwards, if there is one."""
     if params["judge"]:
-        from hermes.models.open import open_model
+        from hermes.rl.weights.open import open_named
 
-        model = open_model(config, params["judge"])
+        model = open_named(config, params["judge"])
         return ModelJudge(model, params["rubric"] or RUBRIC), model
     if params["reward_model"]:
         from hermes.config.providers import checked_url

@@ -160,14 +160,14 @@ def preflight(
 
 
 @click.command()
-@click.argument("run_id")
+@click.argument("run_id", metavar="[RUN]", required=False)
 @click.option(
     "--rule", "rules", multiple=True, metavar="RULE", help="An alert rule instead of rl.alerts; repeatable."
 )
 @json_option
 @stored_variables
-def doctor(run_id: str, rules: tuple[str, ...], as_json: bool) -> None:
-    """Diagnose why a run does not learn.
+def doctor(run_id: str | None, rules: tuple[str, ...], as_json: bool) -> None:
+    """Diagnose why a run does not learn. Without RUN: the newest one.
 
     Named causes with their evidence, and where the metrics broke alert rules.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hermes.core import JSON
     from hermes.rl.config.resolve import Resolved
 
-_run_argument = click.argument("run_id")
+_run_argument = click.argument("run_id", metavar="[RUN]", required=False)
 
 
 _FORMER = {"runs": ("status", "--all"), "diff": ("results",)}
@@ -176,6 +176,9 @@ def _parse_value(text: str) -> Any:
     help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
 )
 @click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
+@click.option("--model", "--base-model", "model", metavar="MODEL", help="Base model to train for this run.")
+@click.option("--name", help="Name of the run; default: the environment and the day, as in calculator-1118.")
+@click.option("--note", default="", help="What the run is for, in your words; kept with it.")
 @json_option
 def start(
     environments: tuple[str, ...],
@@ -187,6 +190,9 @@ def start(
     unlock: bool,
     preflight: bool | None,
     service: str | None,
+    model: str | None,
+    name: str | None,
+    note: str,
     as_json: bool,
 ) -> None:
     """Start a run. It continues without this terminal.
@@ -210,19 +216,19 @@ def start(
         environment = None
     several = len(names) > 1
     own_edits = () if several else edits
-    resolved = _resolve_selected(settings, environment, config_file, toolsets, own_edits, unlock)
+    resolved = _resolve_selected(settings, environment, config_file, toolsets, own_edits, unlock, model)
     mixed = resolve_mixture(settings, names, resolved, _assignments(edits)) if several else []
     resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):
         for checked in [entry.resolved for entry in mixed] or [resolved]:
             check_signal(settings, checked)
-    run = start_run(settings, resolved, mixed=mixed)
+    run = start_run(settings, resolved, mixed=mixed, name=name, note=note)
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
         )
     else:
-        click.echo(f"run {run.run_id} is starting; 'hermes rl status {run.run_id}' shows its progress")
+        click.echo(f"run {run.run_id} is starting; 'hermes rl status' shows its progress")
 
 
 def _resolve_selected(
@@ -232,7 +238,9 @@ def _resolve_selected(
     toolsets: str | None,
     edits: tuple[str, ...],
     unlock: bool,
+    model: str | None,
 ) -> Resolved:
+    from hermes.rl.config.base_model import BASE_MODEL
     from hermes.rl.config.resolve import current_selection, resolve, save, with_edit, with_run_file
     from hermes.rl.config.resolve import select as choose
 
@@ -247,6 +255,8 @@ def _resolve_selected(
         resolved = with_edit(settings, resolved.selection, "env.enabled_toolsets", names, unlock=True)
     for field, value in _assignments(edits):
         resolved = with_edit(settings, resolved.selection, field, value, unlock=_may_set(field, unlock))
+    if model is not None:  # who types the name of a model allows it
+        resolved = with_edit(settings, resolved.selection, BASE_MODEL, model, unlock=True)
     return resolved
 
 
@@ -268,8 +278,8 @@ def _assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
     "--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Change a field from now on; repeatable."
 )
 @json_option
-def resume(run_id: str, edits: tuple[str, ...], as_json: bool) -> None:
-    """Continue a run from its last checkpoint.
+def resume(run_id: str | None, edits: tuple[str, ...], as_json: bool) -> None:
+    """Continue a run from its last checkpoint. Without RUN: the newest one.
 
     The run was stopped, failed or completed.
 
@@ -295,20 +305,20 @@ def status(run_id: str | None, everything: bool, as_json: bool) -> None:
     """Show a run: processes, newest metrics, why it ended. Without RUN: the newest one."""
     from hermes.rl.render import run_text, runs_text
     from hermes.rl.results import describe
-    from hermes.rl.run import find_run, newest_run
+    from hermes.rl.run import find_run
     from hermes.rl.start import current_status
 
     home = _config().home
     if everything:
         click.echo(runs_text(home, as_json))
         return
-    run = find_run(home, run_id) if run_id else newest_run(home)
+    run = find_run(home, run_id)
     report = describe(run, current_status(run))
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else run_text(report))
 
 
 @rl.command()
-@_run_argument
+@click.argument("run_id", metavar="RUN")
 @click.option("--now", is_flag=True, help="Stop at once, without a last checkpoint: later progress is lost.")
 @json_option
 def stop(run_id: str, now: bool, as_json: bool) -> None:
@@ -329,10 +339,10 @@ def stop(run_id: str, now: bool, as_json: bool) -> None:
 
 
 @rl.command()
-@click.argument("run_ids", nargs=-1, required=True, metavar="RUN...")
+@click.argument("run_ids", nargs=-1, metavar="[RUN]...")
 @json_option
 def results(run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Final metrics, their history, and where the weights are.
+    """Final metrics, their history, and where the weights are. Without RUN: of the newest run.
 
     Of several runs: the fields of their configurations that differ.
     """
@@ -344,7 +354,7 @@ def results(run_ids: tuple[str, ...], as_json: bool) -> None:
     if len(run_ids) > 1:
         print_differences(run_ids, as_json)
         return
-    run = find_run(_config().home, run_ids[0])
+    run = find_run(_config().home, run_ids[0] if run_ids else None)
     report = read(run, current_status(run))
     click.echo(
         json.dumps(report, indent=2, ensure_ascii=False, default=str) if as_json else results_text(report)

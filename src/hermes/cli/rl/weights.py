@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import click
@@ -78,33 +77,15 @@ def weights(
 
 
 @click.command(hidden=True)
-@click.argument("run_id")
+@click.argument("run_id", required=False, metavar="[RUN]")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on; 8001, or a free one, if unset."
 )
 @stored_variables
-def serve(run_id: str, port: int | None) -> None:
-    """The same as `hermes policy serve run:ID`."""
-    serve_run(run_id, port)
-
-
-def serve_run(run_id: str, port: int | None) -> None:
-    """Serves a run's weights as the model `policy` over the OpenAI API."""
-    from hermes.cli.terminal.interrupted import report_stop
-    from hermes.config.environment import without_stored
+def serve(run_id: str | None, port: int | None) -> None:
+    """The same as `hermes policy serve run:RUN`. Without RUN: the newest one."""
+    from hermes.cli.policy.command import serve_named
     from hermes.config.load import load
-    from hermes.rl.run import find_run
-    from hermes.rl.weights.serve import running_engine, serve_command, serve_service
+    from hermes.rl.run import newest_run
 
-    config = load()
-    run = find_run(config.home, run_id)
-    url = None if run.status().state.ended else running_engine(run)
-    if url is not None:
-        click.echo(f"the run's own engine serves it: {url}/v1, model policy")
-        return
-    if run.config().run.service:
-        serve_service(run, port, click.echo)
-        report_stop("rl serve")
-        return
-    command = serve_command(run, port)
-    os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
+    serve_named(f"run:{run_id or newest_run(load().home).run_id}", port)

@@ -22,7 +22,7 @@ from torch import Tensor
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES
 from hermes.engine.lora.patterns import matches
 from hermes.engine.lora.weights import LoraGroup, LoraPart, LoraWeights
-from hermes.engine.spec import ModelSpec, Site
+from hermes.engine.spec import Linear, ModelSpec, Site
 from hermes.engine.types import EngineUserError, LoraConfig
 
 CONFIG_FILE, WEIGHTS_FILE = ADAPTER_FILES
@@ -70,24 +70,55 @@ def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: Mode
 
 def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:
     """The weights, on the CPU in fp32. EngineUserError: not a plain LoRA adapter of this model."""
+    sites = {linear.path: site for site, linear in spec.linears.items()}
+    settings, matrices = _read_matrices(folder, {linear.path: linear for linear in spec.linears.values()})
+    pairs = {sites[path]: pair for path, pair in matrices.items()}
+    return assemble(pairs, spec), _lora_config(_alpha(folder, settings), pairs, spec)
+
+
+def merge_peft(model: torch.nn.Module, folder: Path) -> None:
+    """Adds the adapter to the weights of a model of transformers; an LM head that shares the embeddings' gets
+    its own. EngineUserError: not a plain LoRA adapter of this model."""
+    modules = {path: module for path, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    linears = {
+        path: Linear(path, module.in_features, module.out_features, "attn")
+        for path, module in modules.items()
+    }
+    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    for path, (a, b, scale) in _read_matrices(folder, linears)[1].items():
+        weight = modules[path].weight
+        if weight is embeddings.weight:
+            weight = modules[path].weight = torch.nn.Parameter(weight.detach().clone())
+            for config in {id(config): config for config in _configs(model)}.values():
+                config.tie_word_embeddings = False
+        weight.data += (scale * (b @ a)).to(weight)
+
+
+def _configs(model: Any) -> tuple[Any, Any]:
+    """Of the whole model, and of its text model."""
+    return model.config, model.config.get_text_config()
+
+
+def _read_matrices(
+    folder: Path, linears: Mapping[str, Linear]
+) -> tuple[dict[str, Any], dict[str, LoraMatrices]]:
+    """The settings of a plain LoRA adapter, and its matrices by the paths of the linears they are for."""
     settings, tensors = _read(folder)
     for name in _UNSUPPORTED_SETTINGS:
         if settings.get(name):
             raise _unusable_error(folder, f"it sets {name}")
     if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none":
         raise _unusable_error(folder, "it is not a plain LoRA")
-    paths = {linear.path: site for site, linear in spec.linears.items()}
-    matrices: dict[Site, dict[str, Tensor]] = {}
+    matrices: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _MATRIX.fullmatch(name.removeprefix(_PREFIX))
-        if match and match["path"] in paths:
-            matrices.setdefault(paths[match["path"]], {})[match["which"]] = _finite(folder, name, tensor)
+        if match and match["path"] in linears:
+            matrices.setdefault(match["path"], {})[match["which"]] = _finite(folder, name, tensor)
         elif match or not _COPY.fullmatch(name):
             raise _unusable_error(folder, f"this model has no place for {name}")
-    pairs = {site: _pair(folder, spec, settings, site, ab) for site, ab in matrices.items()}
-    if not pairs:
+    if not matrices:
         raise _unusable_error(folder, "it contains no matrices")
-    return assemble(pairs, spec), _lora_config(_alpha(folder, settings), pairs, spec)
+    return settings, {path: _pair(folder, linears[path], settings, ab) for path, ab in matrices.items()}
 
 
 def assemble(pairs: Mapping[Site, LoraMatrices], spec: ModelSpec) -> LoraWeights:
@@ -185,9 +216,8 @@ def _check_names(path: Path) -> None:
 
 
 def _pair(
-    folder: Path, spec: ModelSpec, settings: Mapping[str, Any], site: Site, ab: Mapping[str, Tensor]
+    folder: Path, linear: Linear, settings: Mapping[str, Any], ab: Mapping[str, Tensor]
 ) -> LoraMatrices:
-    linear = spec.linears[site]
     if set(ab) != {"A", "B"}:
         raise _unusable_error(folder, f"{linear.path} has only one of its two matrices")
     a, b = ab["A"], ab["B"]

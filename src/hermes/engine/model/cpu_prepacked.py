@@ -11,7 +11,7 @@ available if no adapter is merged in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -49,13 +49,6 @@ class PackedBackbone(LlamaBackbone):
     """A single row is computed with the plain matrices."""
     eps: Tensor
     """[] fp32: what a norm adds to the mean square."""
-
-    def merged(self, weights: LoraWeights) -> PackedBackbone:
-        """The base model with this adapter merged in; one matrix at a time is in memory twice."""
-        layers = (merge_layer(self, index, weights) for index in range(len(self.layers)))
-        packed = tuple(_reorder_layer(layer) for layer in layers)
-        head = _reorder(merge_head(self, weights))
-        return replace(self, packed=packed, packed_head=head, plain_single_row=False)
 
     def matrices(self, index: int, rows: int) -> PackedLayer | LlamaLayer:
         return self.layers[index] if self.plain_single_row and rows == 1 else self.packed[index]
@@ -108,8 +101,11 @@ class PackedBackbone(LlamaBackbone):
         return _rotate(q, rope), _rotate(k, rope), v
 
 
-def prepack(backbone: Backbone) -> Backbone:
-    """The backbone with prepacked weights, if the CPU has a layout and they fit; else unchanged."""
+def prepack(backbone: Backbone, adapter: LoraWeights | None = None) -> Backbone:
+    """The backbone with prepacked weights, if the CPU has a layout and they fit; else not packed.
+
+    With the adapter merged in, if there is one; one matrix at a time is in memory twice.
+    """
     if not (
         isinstance(backbone, LlamaBackbone)
         and not isinstance(backbone, PackedBackbone)
@@ -118,13 +114,17 @@ def prepack(backbone: Backbone) -> Backbone:
         and has_layout(backbone.dtype)
         and 2 * _size_bytes(backbone) < free_bytes(backbone.device)
     ):
-        return backbone
+        return backbone if adapter is None else backbone.merged(adapter)
     plain = {field.name: getattr(backbone, field.name) for field in fields(LlamaBackbone)}
+    layers = (
+        layer if adapter is None else merge_layer(backbone, index, adapter)
+        for index, layer in enumerate(backbone.layers)
+    )
     return PackedBackbone(
         **plain,
-        packed=tuple(_reorder_layer(layer) for layer in backbone.layers),
-        packed_head=_reorder(backbone.head_weight),
-        plain_single_row=_is_arm(),
+        packed=tuple(map(_reorder_layer, layers)),
+        packed_head=_reorder(backbone.head_weight if adapter is None else merge_head(backbone, adapter)),
+        plain_single_row=adapter is None and _is_arm(),
         eps=torch.tensor(backbone.spec.eps),
     )
 

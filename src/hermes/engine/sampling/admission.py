@@ -73,7 +73,7 @@ class Admission:
                 continue
             prompt = self._start(job, match, room)
             if prompt is None and match is not None:  # the matched entry may be what occupies the memory
-                prompt = self._start(job, None, room)
+                prompt = self._start(job, None, room, rematch=True)
             if prompt is None:
                 break
             if job.started == job.request.num_samples:
@@ -98,8 +98,14 @@ class Admission:
         for entry in self._index.finished_of(policy_id):
             self.free([entry.slot], entry)
 
-    def _start(self, job: SampleJob, match: PrefixMatch | None, room: int) -> PrefillPrompt | None:
-        """Allocates slots for as many of the job's samples as fit; None if not even one does."""
+    def _start(
+        self, job: SampleJob, match: PrefixMatch | None, room: int, *, rematch: bool = False
+    ) -> PrefillPrompt | None:
+        """Allocates slots for as many of the job's samples as fit; None if not even one does.
+
+        `rematch`: what is in the cache after that is matched again. A sequence that runs may have the same
+        prefix as the entry that was evicted.
+        """
         slots: list[KvSlot] = []
         samples_left = job.request.num_samples - job.started if job.limit else 1
         while len(slots) < min(samples_left, room):
@@ -110,10 +116,12 @@ class Admission:
         if not slots:
             return None
         entry = CachedSlot(job.policy.id, slots[0], job.prompt)
+        if rematch:
+            match = self._index.find(job.policy.id, job.prompt, job.first)
         if match is not None:
-            self._runner.copy(match.entry.slot.start, [slots[0].start], match.tokens)
+            entry.ready = min(match.tokens, match.entry.ready)
+            self._runner.copy(match.entry.slot.start, [slots[0].start], entry.ready)
             self._index.touch(match.entry)
-            entry.ready = match.tokens
         self._index.add(entry)
         samples = list(range(job.started, job.started + len(slots)))
         prompt = PrefillPrompt(job, samples, slots, entry, job.first)

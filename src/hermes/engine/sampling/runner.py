@@ -172,18 +172,20 @@ class TorchRunner:
 
     def __init__(self, backbone: Backbone, pool: KvPool, spec: ModelSpec | None = None) -> None:
         """`spec`: the shape of the attention, where the backbone has some of the heads only."""
-        self._base = prepack(backbone)
+        self._plain = backbone
+        self._prepacked: Backbone | None = prepack(backbone)
+        """None while another policy's merged weights take its place: together they would be a third copy."""
         self._spec = spec or backbone.spec
         self._pool = pool
         self._merged: tuple[Policy, Backbone] | None = None
         self._batch: DecodeBatch | None = None
 
     def merge(self, policy: Policy) -> None:
-        if isinstance(self._base, LlamaBackbone) and self._base.is_quantized:
+        if isinstance(self._plain, LlamaBackbone) and self._plain.is_quantized:
             return
         if policy.weights is not None and (self._merged is None or self._merged[0] is not policy):
-            self._merged = None  # freed first: two merged copies may not fit into memory
-            self._merged = (policy, self._base.merged(policy.weights))
+            self._merged = self._prepacked = None  # freed first: two copies may not fit into memory
+            self._merged = (policy, prepack(self._plain, policy.weights))
 
     def unmerge(self, policy: Policy) -> None:
         if self._merged is not None and self._merged[0] is policy:
@@ -285,6 +287,13 @@ class TorchRunner:
             return self._merged[1], None
         return self._base, policy.applied
 
+    @property
+    def _base(self) -> Backbone:
+        """The weights without an adapter: prepacked, unless a policy's merged ones are."""
+        if self._prepacked is None and self._merged is None:
+            self._prepacked = prepack(self._plain)
+        return self._prepacked or self._plain
+
     def _sampling_tensors(self, sampling: SamplingMetadata) -> SamplingTensors:
         return SamplingTensors(
             seeds=self._tensor(sampling.seeds),
@@ -297,4 +306,4 @@ class TorchRunner:
         )
 
     def _tensor(self, values: Ints | Floats) -> Tensor:
-        return torch.from_numpy(values).to(self._base.device)
+        return torch.from_numpy(values).to(self._plain.device)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,8 +36,10 @@ class ServerOptions:
     engine: EngineOptions
     names: tuple[str, ...]
     """Names of the base model that requests may use; the first is the one in responses."""
-    state_dir: Path
-    """Where checkpoints are stored."""
+    state_dir: Path | None
+    """Where checkpoints are stored; None: in a temporary folder."""
+    policies: tuple[tuple[str, Path], ...] = ()
+    """Model name and adapter folder of each policy to serve; where there are any, nobody samples the base."""
     host: str = "127.0.0.1"
     port: int = 8001
     """0: any free port."""
@@ -75,10 +78,15 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     address = (options.host, options.port, TOKEN_SCHEME, options.token)
     with (
         listen(*address, any_user=options.any_user, backlog=_BACKLOG) as listener,
-        contextlib.closing(CheckpointStore(options.state_dir)) as store,
+        contextlib.ExitStack() as stack,
+        contextlib.closing(CheckpointStore(options.state_dir or _temporary(stack))) as store,
         _open_engine(options) as engine,
     ):
         run_event_loop(_run(options, engine, store, listener, announce))
+
+
+def _temporary(stack: contextlib.ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hermes-engine-")))
 
 
 @contextlib.contextmanager
@@ -125,6 +133,8 @@ async def _run(
     from hermes.engine.server.tinker.routes import tinker_routes
 
     state = open_state(engine, store, options.names, options.client_timeout_s)
+    for name, folder in options.policies:
+        state.names.serve(name, folder, await asyncio.wrap_future(engine.load_policy(folder)))
     operations = [*openai_routes(state, options.parser), *tinker_routes(state)]
     app = build_app(operations)
     housekeeping = asyncio.create_task(_keep_house(state))

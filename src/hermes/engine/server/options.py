@@ -90,6 +90,13 @@ class EngineServeOptions(ModelOptions):
         "--parser",
         former=("--tool-parser",),
     )
+    policies: tuple[str, ...] = option(
+        (),
+        "Serve the adapter in FOLDER as the model NAME, and the base model to nobody; repeatable. Without "
+        "--state-dir checkpoints are then temporary.",
+        "--policy",
+        metavar="NAME=FOLDER",
+    )
     no_token: bool = option(
         False,
         "On loopback without HERMES_ENGINE_TOKEN: answer every user of this machine, not only you.",

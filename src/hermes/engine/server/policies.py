@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterable
@@ -197,18 +198,29 @@ def policy_key(checkpoint: Checkpoint) -> str:
     return f"{checkpoint.path}@{checkpoint.created_s}"
 
 
+def _folder_version(folder: Path) -> str:
+    """As the engine that wrote a checkpoint calls it; the path of any other folder."""
+    try:
+        created_s = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))["created_s"]
+    except (OSError, ValueError, KeyError):
+        return str(folder)
+    return f"{CheckpointPath(*folder.absolute().parts[-3:])}@{created_s}"
+
+
 class PolicyNames:
     """The model names that requests may use, over any protocol.
 
     These are the names of the base model, `tinker://…` checkpoints, sampler ids, model ids (their newest
     sampler), and aliases, which move to newer weights: `policy`, the name that a run sets with user_metadata
-    {"policy": name}, and the one that a save sets (see `aliases`).
+    {"policy": name}, and the one that a save sets (see `aliases`). A server of certain policies lists their
+    names alone, and refuses those of the base model: it never answers as one where the other was meant.
     """
 
     def __init__(self, policies: Policies, base_names: Iterable[str]) -> None:
         self.policies = policies
         self.base_names = tuple(base_names)
         self._keys: dict[str, str] = {}
+        self._served: list[str] = []
 
     def set(self, name: str, key: str) -> None:
         """From now on `name` refers to the weights of `key`."""
@@ -218,17 +230,28 @@ class PolicyNames:
         self.drop(name)
         self._keys[name] = key
 
+    def serve(self, name: str, folder: Path, policy_id: str) -> None:
+        """Serves weights that were loaded from the folder; the first ones are `policy` too."""
+        if name in (*self._keys, LATEST_POLICY):
+            raise EngineUserError(f"the policy '{name}' is named twice, or is a name of the engine's own")
+        version = _folder_version(folder)
+        self.policies.add_snapshot(version, policy_id)
+        self.set(name, version)
+        if not self._served:
+            self.set(LATEST_POLICY, version)
+        self._served.append(name)
+
     def drop(self, name: str) -> None:
         key = self._keys.pop(name, None)
         if key is not None:
             self.policies.release(key, alias=name != key)
 
     def names(self) -> list[str]:
-        return [*self.base_names, *self._keys]
+        return self._served or [*self.base_names, *self._keys]
 
     def resolve(self, name: str) -> str | None:
         """The key that `name` refers to now; None: the base model. EngineUserError: no model has the name."""
-        if name in self.base_names:
+        if name in self.base_names and not self._served:
             return None
         if name in self._keys:
             return self._keys[name]

@@ -35,7 +35,8 @@ from hermes.engine.training.losses import (
     resolve,
     trained_mask,
 )
-from hermes.engine.training.passes import RunPass, can_pause, run_pass
+from hermes.engine.training.passes import RunPass, can_pause, records_pass, run_pass
+from hermes.engine.training.shared_prefix import MIN_TOKENS, SharedPrefix, common_prefix
 from hermes.engine.training.validation import validate
 from hermes.engine.transfer import to_device
 from hermes.engine.types import Datum, Floats, Ints, Loss, TrainOutput
@@ -195,26 +196,44 @@ class _ForwardBackward:
         # With a window shorter than a sequence, later tokens do not attend to all of a shared prefix.
         share = all(window is None or window >= longest for window in self.backbone.spec.windows)
         tokens = [datum.tokens for datum in self.data]
-        for number, batch in enumerate(pack(tokens, self.budget_tokens, share=share)):
+        packs = pack(tokens, self.budget_tokens, share=share)
+        prefix = self._shared_prefix(packs, tokens) if share else None
+        for number, batch in enumerate(packs):
             if number:
                 yield
-            self._run_micro_batch(batch)
+            self._run_micro_batch(batch, prefix)
         if self.gradient is not None:
+            if prefix is not None:
+                prefix.backward(self.gradient)
             self.adapter.gradient.add_(self.gradient)
         return TrainOutput(self._logprobs(), self._metrics(), self.trained_tokens)
 
-    def _run_micro_batch(self, batch: Pack) -> None:
+    def _shared_prefix(self, packs: Sequence[Pack], tokens: Sequence[Ints]) -> SharedPrefix | None:
+        """Computed, if all packs begin with it; None: there is one pack, or each has to compute it."""
+        size = min(common_prefix(tokens), min(map(len, tokens), default=1) - 1)  # each has a token of its own
+        fits = all(len(batch.tokens) - size <= self.budget_tokens for batch in packs)
+        if (
+            self.gradient is None
+            or self.run_pass is not run_pass
+            or not records_pass(self.backbone)
+            or len(packs) < 2
+            or size < MIN_TOKENS
+            or not fits
+        ):
+            return None
+        self.computed_tokens += size
+        return SharedPrefix(self.backbone, self.adapter, tokens[0][:size]).compute(self.pause)
+
+    def _run_micro_batch(self, batch: Pack, prefix: SharedPrefix | None) -> None:
         train = self.gradient is not None
-        self.computed_tokens += len(batch.tokens)
+        self.computed_tokens += len(batch.tokens) - (0 if prefix is None else len(prefix.tokens))
         over_budget = train and len(batch.tokens) > self.budget_tokens
-        training_pass = self.run_pass(
-            self.backbone,
-            self.adapter,
-            batch,
-            train=train,
-            checkpoint=over_budget,
-            pause=self.pause,
-        )
+        if prefix is not None:
+            training_pass = prefix.run(batch, self.pause)
+        else:
+            training_pass = self.run_pass(
+                *(self.backbone, self.adapter, batch), train=train, checkpoint=over_budget, pause=self.pause
+            )
         upstream = torch.zeros_like(training_pass.states) if train else None
         score_all = self.loss.kind.by_sequence or not train
         device = self.backbone.device

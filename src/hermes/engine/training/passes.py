@@ -77,10 +77,7 @@ def run_pass(
     """
     device = backbone.device
     tokens, positions = to_device((batch.tokens, batch.positions), device)
-    # Autograd would keep the dequantised matrices of all layers for the backward pass.
-    if isinstance(backbone, LlamaBackbone) and (
-        device.type in MANUAL_BACKWARD_DEVICES or backbone.is_quantized
-    ):
+    if isinstance(backbone, LlamaBackbone) and not records_pass(backbone):
         rows = _adapter_rows(backbone, adapter, batch)
         stack = LayerStack(backbone, adapter, _attention(batch, backbone), _layer_ops(device), rows)
         states = stack.forward(tokens, positions, keep=train, checkpoint=checkpoint)
@@ -89,9 +86,19 @@ def run_pass(
         lora = adapter.weights(backbone.dtype)
         attend = packed_attend(batch, backbone.spec, device)
         if pause is not None:
-            attend = _pausing(attend, pause)
+            attend = pausing(attend, pause)
         hidden = backbone.hidden(tokens, positions, attend, lora, checkpoint=checkpoint)
     return _AutogradPass(hidden, hidden.detach(), lora, adapter)
+
+
+def records_pass(backbone: Backbone) -> bool:
+    """Whether autograd records the pass of this backbone, and the caller decides what attends to what."""
+    # Autograd would keep the dequantised matrices of all layers for the backward pass.
+    return (
+        isinstance(backbone, LlamaBackbone)
+        and backbone.device.type not in MANUAL_BACKWARD_DEVICES
+        and not backbone.is_quantized
+    )
 
 
 def can_pause(backbone: Backbone) -> bool:
@@ -102,7 +109,7 @@ def can_pause(backbone: Backbone) -> bool:
     return isinstance(backbone, LlamaBackbone) and backbone.device.type not in MANUAL_BACKWARD_DEVICES
 
 
-def _pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
+def pausing(attend: Attend, pause: Callable[[], None]) -> Attend:
     """Pauses before the attention of a layer: in the forward pass, when it is recomputed and going back."""
 
     def pausing(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

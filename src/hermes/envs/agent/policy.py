@@ -10,12 +10,15 @@ server's slots, so that weights, and slots reserved for evaluation, apply to age
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from hermes.config.environment import RL_RUN_VARIABLE, RL_SERVICE_VARIABLE
 from hermes.config.providers import CUSTOM, ModelTarget
 from hermes.config.settings import LOCAL, ProviderSettings, http_url
+from hermes.core.names import SERVICE_SUFFIX, policy_name
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.errors import ConfigError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 Chat = Callable[[int | None], ChatModel]
 """A model for one rollout, given the trainer's limit on the length of a sequence, in tokens."""
+_POLICY = "policy"
+"""The engine's name of the newest weights of a run."""
 _LONGEST_TOKENS = 1 << 20
 """Above this a tokenizer's stated length is a placeholder for 'no limit'."""
 
@@ -161,4 +166,9 @@ def _target(server: APIServerConfig) -> ModelTarget:
         max_concurrency=max(1, server.num_max_requests_at_once),
         timeout_s=max(1, server.timeout),
     )
-    return ModelTarget(CUSTOM, server.model_name, url, None, (server.api_key or "").strip() or None, profile)
+    key = (server.api_key or "").strip() or None
+    run = os.environ.get(RL_RUN_VARIABLE) if server.model_name == _POLICY else None
+    label = policy_name(run, None) if run else None
+    if label is not None and os.environ.get(RL_SERVICE_VARIABLE):
+        label += SERVICE_SUFFIX  # what a service samples costs something
+    return ModelTarget(CUSTOM, server.model_name, url, None, key, profile, label)

@@ -68,6 +68,11 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
         )
         return cls.env_config_cls(), [server]
 
+    @property
+    def display_name(self) -> str:
+        """The reward function's name: what runs, rewards and rollouts are told apart by."""
+        return (self.config.reward or "").rpartition(":")[2] or super().display_name
+
     async def setup(self) -> None:
         if not self.config.dataset_name or not self.config.reward:
             raise ConfigError(

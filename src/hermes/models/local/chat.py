@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 class LocalChat:
     """A `ChatModel` whose weights are in this process. They are loaded by the first request."""
 
-    def __init__(self, name: str, find_folder: Callable[[], Path]) -> None:
+    def __init__(self, name: str, find_folder: Callable[[], Path], version: str | None = None) -> None:
+        """`version` identifies the weights in the records of calls; None: the folder may say it itself."""
         self._name = name
+        self._version = version
         self._find_folder = find_folder
         self._model: LocalModel | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-model")
@@ -110,7 +112,7 @@ class LocalChat:
             if cancelled():
                 raise GenerationCancelledError
             if self._model is None:
-                self._model = load(self._name, self._find_folder())
+                self._model = load(self._name, self._find_folder(), self._version)
             return self._model.generate(request, cancelled, on_text)
         except GenerationCancelledError:
             raise ProviderError(f"{self._name} was stopped before its answer was complete.") from None

@@ -130,8 +130,8 @@ class LocalModel:
         )
 
 
-def load(name: str, folder: Path) -> LocalModel:
-    """Loads a transformers folder into memory; `name` is used in messages."""
+def load(name: str, folder: Path, version: str | None = None) -> LocalModel:
+    """Loads a transformers folder into memory; `name` is for messages, `version` for the records of calls."""
     import_torch()
     import torch
     from transformers import AutoModelForCausalLM
@@ -159,7 +159,7 @@ def load(name: str, folder: Path) -> LocalModel:
         end_ids=_end_ids(model.generation_config, tokenizer),
         default=_default_sampling(model.generation_config),
         result_role=result_role(tokenizer),
-        policy_version=_policy_version(name, folder),
+        policy_version=version or _policy_version(name, folder),
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.core import Message, ModelCall, Role, Sampling
+from hermes.core import Message, ModelCall, Role, Sampling, ToolCall
 from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.render.escape import Rendered
@@ -159,6 +159,18 @@ class TokenChat:
     def _parse(self, text: str, finish_reason: str, request: ChatRequest) -> tuple[Message, str]:
         stops = [index for stop in request.sampling.stop if stop and (index := text.find(stop)) >= 0]
         parsed = self._renderer.parser.parse(text[: min(stops)] if stops else text, request.tools)
-        message = Message.assistant(parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
+        calls = self._numbered(parsed.tool_calls, request)
+        message = Message.assistant(parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
         calls_tools = finish_reason == "stop" and parsed.tool_calls
         return message, "tool_calls" if calls_tools else finish_reason
+
+    def _numbered(self, calls: Sequence[ToolCall], request: ChatRequest) -> tuple[ToolCall, ...]:
+        """The calls with ids that count those of the conversation, where the model's format has none.
+
+        The model reads the ids with the results. Drawn at random they made equal rollouts differ, so that
+        neither the sampler nor the trainer could compute what they share once.
+        """
+        if self._renderer.native:
+            return tuple(calls)
+        before = sum(len(message.tool_calls) for message in request.messages)
+        return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls, start=before))

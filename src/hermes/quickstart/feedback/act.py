@@ -1,4 +1,7 @@
-"""`hermes quickstart feedback`: answers, ratings, DPO, reward model, RLHF; a table before and after."""
+"""`hermes quickstart feedback`: answers, ratings, DPO, and with --full a reward model and RLHF.
+
+It ends with a table and one picture of the answers before and after.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from hermes.core import JSONObject
 from hermes.core.durations import duration
 from hermes.disk.files import atomic_write
+from hermes.quickstart import chart
 from hermes.quickstart.act import Act, ActOptions, command_list, open_act, text_table
 from hermes.quickstart.feedback import rule
 from hermes.quickstart.feedback.answers import PolicyAnswers
@@ -18,6 +22,7 @@ from hermes.quickstart.feedback.stages import FeedbackStages
 from hermes.training.session import ProgressCallback
 
 BASE, AFTER_DPO, AFTER_RLHF = "base", "after DPO", "after RLHF"
+PICTURE = "before-after.svg"
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,8 @@ class FeedbackOutcome:
     """Answers that were rated."""
     stars: float
     """Their mean rating."""
-    reward_model: JSONObject
-    """The report on held-out pairs."""
+    reward_model: JSONObject | None
+    """The report on held-out pairs; None: there is no reward model."""
     curve: tuple[JSONObject, ...]
     """Proxy, KL and true reward of RLHF, step by step."""
     seconds: float
@@ -60,6 +65,7 @@ def run(options: ActOptions[FeedbackRecipe], progress: ProgressCallback) -> Feed
     with open_act("feedback", options, progress) as act:
         outcome = _run_stages(act)
     atomic_write(outcome.folder / "report.json", json.dumps(outcome.to_json(), indent=1) + "\n")
+    atomic_write(outcome.folder / PICTURE, picture(outcome))
     return outcome
 
 
@@ -81,19 +87,24 @@ def _run_stages(act: Act[FeedbackRecipe]) -> FeedbackOutcome:
     with act.stage(f"DPO, {recipe.dpo_steps} steps of {recipe.batch} pairs", "DPO"):
         preferred = stages.dpo(files)
         dpo = shown(AFTER_DPO, stages.evaluate(preferred["sampler"]))
-    with act.stage(f"reward model, {recipe.reward_steps} steps of {recipe.batch} pairs", "reward model"):
-        model = stages.reward(files)
-        report = model["held_out"]
-        progress(f"   right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs")
-    size = f"{recipe.rl_steps} steps of {recipe.rl_batch} answers"
-    with act.stage(f"RLHF: from DPO's policy on, rewarded by the reward model, {size}", "RLHF"):
-        trained, curve = stages.rlhf(files, model["run_dir"], kl=recipe.kl, start=preferred["weights"])
-        rlhf = shown(AFTER_RLHF, stages.evaluate(trained["sampler"]))
+    policies, samplers = [(BASE, base), (AFTER_DPO, dpo)], {AFTER_DPO: preferred["sampler"]}
+    report: JSONObject | None = None
+    curve: list[JSONObject] = []
+    if recipe.rlhf:
+        with act.stage(f"reward model, {recipe.reward_steps} steps of {recipe.batch} pairs", "reward model"):
+            model = stages.reward(files)
+            report = model["held_out"]
+            progress(f"   right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs")
+        size = f"{recipe.rl_steps} steps of {recipe.rl_batch} answers"
+        with act.stage(f"RLHF: from DPO's policy on, rewarded by the reward model, {size}", "RLHF"):
+            trained, curve = stages.rlhf(files, model["run_dir"], kl=recipe.kl, start=preferred["weights"])
+            policies.append((AFTER_RLHF, shown(AFTER_RLHF, stages.evaluate(trained["sampler"]))))
+            samplers[AFTER_RLHF] = trained["sampler"]
     return FeedbackOutcome(
         act.name,
         act.device,
-        ((BASE, base), (AFTER_DPO, dpo), (AFTER_RLHF, rlhf)),
-        {AFTER_DPO: preferred["sampler"], AFTER_RLHF: trained["sampler"]},
+        tuple(policies),
+        samplers,
         files.answers,
         files.stars,
         report,
@@ -101,6 +112,27 @@ def _run_stages(act: Act[FeedbackRecipe]) -> FeedbackOutcome:
         sum(stage.seconds for stage in act.stages),
         act.folder,
     )
+
+
+def picture(outcome: FeedbackOutcome) -> str:
+    """What the rule likes, as shares of the held-out answers of the first policy and of the last."""
+    parts = (("figure_first", "figure first"), ("short", "at most 10 words"), ("polite", "polite"))
+    base, last = outcome.policies[0][1], outcome.policies[-1][1]
+    before, after = base.summary(base), last.summary(base)
+    rows = [
+        (
+            "stars, of 5",
+            before["stars"] / 5,
+            after["stars"] / 5,
+            f"{before['stars']:.1f}",
+            f"{after['stars']:.1f}",
+        )
+    ]
+    rows += [
+        (label, before[part], after[part], f"{before[part]:.0%}", f"{after[part]:.0%}")
+        for part, label in parts
+    ]
+    return chart.bars(rows, (outcome.policies[0][0], outcome.policies[-1][0]))
 
 
 def text(outcome: FeedbackOutcome) -> str:
@@ -119,15 +151,21 @@ def text(outcome: FeedbackOutcome) -> str:
             else (f"{wins['mean']:.0%}", f"({wins['low']:.0%} to {wins['high']:.0%})")
         )
         rows.append((name, f"{answers.stars:.2f}", *shares, *compared))
-    report = outcome.reward_model
     examples = "\n".join(f"  {name:12} {answers.texts[0].strip()!r}" for name, answers in outcome.policies)
     return (
-        f"{text_table(rows)}\n\n"
-        f"reward model: right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs, "
-        f"calibration error {report['ece']:.3f}\n{_rlhf_line(outcome.curve)}\n\n{examples}\n\n"
-        f"{duration(outcome.seconds)} on {outcome.device}; everything is in {outcome.folder}\n\n"
-        f"Next:\n{next_commands(outcome)}"
+        f"{text_table(rows)}\n{_rlhf_lines(outcome)}\n{examples}\n\n"
+        f"{duration(outcome.seconds)} on {outcome.device}; everything is in {outcome.folder}\n"
+        f"picture {outcome.folder / PICTURE}\n\nNext:\n{next_commands(outcome)}"
     )
+
+
+def _rlhf_lines(outcome: FeedbackOutcome) -> str:
+    report = outcome.reward_model
+    if report is None:
+        return ""
+    accuracy = f"right on {report['accuracy']:.0%} of {report['pairs']} held-out pairs"
+    calibration = f"calibration error {report['ece']:.3f}"
+    return f"\nreward model: {accuracy}, {calibration}\n{_rlhf_line(outcome.curve)}\n"
 
 
 def _rlhf_line(curve: Sequence[JSONObject]) -> str:
@@ -143,12 +181,12 @@ def _rlhf_line(curve: Sequence[JSONObject]) -> str:
 
 def next_commands(outcome: FeedbackOutcome) -> str:
     """Commands that work unchanged after this act."""
-    model, engine = outcome.samplers[AFTER_RLHF], "http://127.0.0.1:8001/v1"
+    (name, model), engine = list(outcome.samplers.items())[-1], "http://127.0.0.1:8001/v1"
     question = f'-q "How many legs do 3 cats have together?" -s "{rule.SYSTEM_PROMPT}" --toolsets none'
     commands = (
         (f"hermes trajectories list --run {outcome.run_name}-answers", "what was rated"),
         (f"hermes engine serve --state-dir {outcome.folder / 'engine'}", "serves what was learned; then:"),
-        (f"hermes {question} --base-url {engine} --model {model}", f"asks the policy {AFTER_RLHF}"),
+        (f"hermes {question} --base-url {engine} --model {model}", f"asks the policy {name}"),
         ("hermes rate queue", "rate your own conversations"),
         ("hermes improve", "and learn from them"),
     )

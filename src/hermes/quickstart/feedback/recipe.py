@@ -59,25 +59,29 @@ class FeedbackRecipe:
     environments: int = 1
     at_once: int = 64
     eval_share: float = 0.2
+    rlhf: bool = True
+    """Also a reward model and RLHF against it, which take twice as long as DPO."""
     evaluations: int = 4
     """On held-out pairs, during DPO or the training of the reward model."""
 
     def estimate_s(self, pace_s: float) -> float:
         """How long the whole recipe takes at this pace."""
-        answers = 3 * self.held_out + 2 * self.samples * self.questions
+        answers = (3 if self.rlhf else 2) * self.held_out + 2 * self.samples * self.questions
+        reward_pairs, rl_answers = self.reward_steps * self.batch, self.rl_steps * self.rl_batch
+        rlhf_s = reward_pairs * _REWARD_PAIR.at(pace_s) + rl_answers * _RLHF_ANSWER.at(pace_s)
         return (
             _START_S
             + answers * _ANSWER.at(pace_s)
             + self.questions * _QUESTION.at(pace_s)
             + self.dpo_steps * self.batch * _DPO_PAIR.at(pace_s)
-            + self.reward_steps * self.batch * _REWARD_PAIR.at(pace_s)
-            + self.rl_steps * self.rl_batch * _RLHF_ANSWER.at(pace_s)
+            + (rlhf_s if self.rlhf else 0.0)
         )
 
     @property
     def size(self) -> str:
-        reward_model = f"{self.reward_steps} of the reward model"
-        return f"{self.dpo_steps} steps of DPO, {reward_model} and {self.rl_steps} of RLHF"
+        dpo = f"{self.dpo_steps} steps of DPO"
+        more = f", {self.reward_steps} of the reward model and {self.rl_steps} of RLHF"
+        return dpo + (more if self.rlhf else "")
 
     def answers(self, seed: int) -> AnswerPlan:
         return AnswerPlan(self.samples, self.answer_tokens, 0.8, self.at_once, seed)
@@ -98,8 +102,8 @@ CPU = FeedbackRecipe(
     rl_group=8,
     rl_rate=5e-4,
 )
-SHORT = replace(CPU, dpo_steps=6, reward_steps=6, rl_steps=5, rl_batch=24, batch=12, evaluations=2)
-"""For a CPU without 16-bit instructions."""
+SHORT = replace(CPU, questions=24, dpo_steps=6, batch=12, evaluations=2, rlhf=False)
+"""Ratings and DPO: what five minutes are enough for."""
 FAST = replace(
     CPU,
     questions=8,
@@ -134,10 +138,10 @@ CUDA = FeedbackRecipe(
 )
 
 
-def choose(*, fast: bool, cuda: bool, full: bool = False) -> tuple[FeedbackRecipe, ...]:
-    """The recipes for a machine, largest first; if there are several, its pace decides."""
+def choose(*, fast: bool, cuda: bool, full: bool = False) -> FeedbackRecipe:
+    """The recipe for a machine."""
     if fast:
-        return (FAST,)
+        return FAST
     if cuda:
-        return (CUDA,)
-    return (CPU,) if full else (CPU, SHORT)
+        return CUDA
+    return CPU if full else SHORT

@@ -180,15 +180,13 @@ def priced_name(config: Config, name: str) -> str:
 def server_for(config: Config, name: str) -> TestedServer:
     """The server of a model: bundled, a folder, run:ID, provider/name, or a bare OpenRouter name."""
     from hermes.config.providers import resolve_model
-    from hermes.rl.run import named_run
-    from hermes.rl.weights.export import export_merged
-    from hermes.rl.weights.serve import endpoint
-    from hermes.rl.weights.source import run_source
+    from hermes.rl.weights.open import find_policy, merged_folder
 
-    if (run := named_run(config.home, name)) is not None:
-        if run.status().state.ended:
-            return TestedServer(name, {"base_url": LOCAL, "model_name": str(export_merged(run_source(run)))})
-        return TestedServer(name, {"base_url": endpoint(run), "model_name": POLICY, "server_type": "sglang"})
+    if (policy := find_policy(config, name)) is not None:
+        if policy.url is not None:
+            live = {"base_url": policy.url, "model_name": POLICY, "server_type": "sglang"}
+            return TestedServer(policy.name, live)
+        name = policy.name if policy.source is None else str(merged_folder(policy.source))
     if Path(name).is_dir():
         return TestedServer(name, {"base_url": LOCAL, "model_name": str(Path(name).absolute())})
     target = resolve_model(config.settings, config.environ, priced_name(config, name))

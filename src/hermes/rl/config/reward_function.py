@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.errors import UsageError
-from hermes.rl.config.resolve import Resolved, apply_values, select
+from hermes.rl.config.resolve import Resolved, apply_values, save, select
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -38,7 +39,7 @@ def select_reward_function(
     load_reward(reward)
     check_rows(read_dataset(prompts))
     path, _, function = reward.rpartition(":")
-    select(config, _ENVIRONMENT)
+    save(config.home, replace(select(config, _ENVIRONMENT), environment=function))
     file = Path(prompts)
     values = {
         "env.dataset_name": str(file.absolute()) if file.exists() else prompts,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +14,13 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from hermes.config.environment import without_stored
 from hermes.config.load import Config
 from hermes.config.paths import logs_dir
 from hermes.engine.server.options import EngineServeOptions
 from hermes.errors import HermesError
 from hermes.rl.config.fields import TrainerFields
-from hermes.rl.process import HERMES, ProcessHandle, ProcessSpec, last_error
+from hermes.rl.process import ProcessId, last_error, signal_group
 from hermes.serving.fetch import fetch_json
 from hermes.training.options import RlFields, RlOptions
 from hermes.training.service.client import is_ready
@@ -48,20 +53,30 @@ def api_arguments(port: int, folder: Path) -> tuple[str, ...]:
 def engine_process(
     options: EngineServeOptions, log: Path, environ: Mapping[str, str] = _NO_VARIABLES
 ) -> Iterator[str]:
-    """Yields its address once it has loaded the model. It is killed at the end: it writes checkpoints
-    atomically, so none is left incomplete."""
+    """Yields its address once it has loaded the model. It is killed at the end, and ends with this process if
+    that is killed: it writes checkpoints atomically, so none is left incomplete."""
     url = f"http://127.0.0.1:{options.port}"
-    command = (*HERMES, *options.arguments())
-    engine = ProcessHandle.launch(ProcessSpec("engine", command, log, environ=environ), Path.cwd())
-    try:
-        while fetch_json(f"{url}/health") is None:
-            if (exited := engine.poll()) is not None:
-                problem = last_error(log, f"it ended with exit code {exited.code}")
-                raise HermesError(f"the engine does not start: {problem}", f"see {log}")
-            time.sleep(_POLL_S)
-        yield url
-    finally:
-        engine.stop(grace_s=0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("ab") as file,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "hermes.rl.supervise.lifeline", *options.arguments()],
+            env={**without_stored(os.environ), **environ},
+            stdin=subprocess.PIPE,  # the lifeline
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as engine,
+    ):
+        try:
+            while fetch_json(f"{url}/health") is None:
+                if engine.poll() is not None:
+                    problem = last_error(log, f"it ended with exit code {engine.returncode}")
+                    raise HermesError(f"the engine does not start: {problem}", f"see {log}")
+                time.sleep(_POLL_S)
+            yield url
+        finally:
+            signal_group(ProcessId.of(engine.pid), signal.SIGKILL)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import secrets
 from functools import cached_property
 from pathlib import Path
 
-from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE
+from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE, RL_SERVICE_VARIABLE
 from hermes.config.option import command_words
 from hermes.core import JSONObject
 from hermes.disk.files import atomic_write
@@ -182,6 +182,7 @@ class RunPlan:
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
+                **({RL_SERVICE_VARIABLE: "1"} if self._config.run.service else {}),
                 ENV_REPLICA_VARIABLE: f"{number}/{count}",
                 "HERMES_UNSENT_DIR": str(self._run.folder),
             },

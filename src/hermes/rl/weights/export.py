@@ -62,18 +62,23 @@ def export_merged(source: WeightsSource, output: Path | None = None) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is not empty", "name a folder that is not there yet")
     try:
-        from peft import PeftModel
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise MissingDependencyError("peft", "train", "merging an adapter into its model") from error
+        raise MissingDependencyError("transformers", "train", "merging an adapter into its model") from error
+    from transformers.utils import logging
+
+    from hermes.engine.lora.peft import merge_peft
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     adapter = export_adapter(source)
     base = _base_model(source, adapter)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
+    model = AutoModelForCausalLM.from_pretrained(base)
+    merge_peft(model, adapter)
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target)
     with draft_folder(target) as draft:
         whole = draft.path / target.name  # with the permissions of a new folder
-        model.merge_and_unload().save_pretrained(whole)
+        model.save_pretrained(whole)
         AutoTokenizer.from_pretrained(base).save_pretrained(whole)
         whole.rename(target)
     return target

@@ -1,92 +1,85 @@
-"""Serves the weights of a run: an engine over its checkpoints, or its merged model in this process."""
+"""Serves one policy: in this process's place, or beside it for as long as a block runs."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from hermes.config.environment import without_stored
 from hermes.engine.server.options import EngineServeOptions
-from hermes.errors import UsageError
 from hermes.rl.process import HERMES
-from hermes.rl.run import RlRun
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
-from hermes.rl.supervise.engine_process import engine_options
-from hermes.rl.weights.export import export_merged
-from hermes.rl.weights.source import choose_checkpoint, run_source
-from hermes.serving.fetch import fetch_json
+from hermes.rl.supervise.engine_process import engine_process
+from hermes.rl.weights.open import NamedPolicy, Progress, adapter_folder
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
-    from hermes.models.base import ChatModel
 
 
-def endpoint(run: RlRun) -> str:
-    """The OpenAI endpoint of a running run, where its policy is the model `policy`."""
-    url = None if run.status().state.ended else running_engine(run)
-    if url is None:
-        raise UsageError(
-            f"nothing serves the policy of run {run.run_id}",
-            f"hermes policy serve run:{run.run_id}, then --base-url ADDRESS --model policy",
-        )
-    return f"{url}/v1"
+@contextmanager
+def served(config: Config, policy: NamedPolicy, progress: Progress) -> Iterator[str]:
+    """The OpenAI endpoint at which the model `policy.name` answers until the block ends."""
+    if policy.service_run is not None:
+        with _proxy(policy, 0) as url:
+            yield f"{url}/v1"
+        return
+    options = _options(policy, ports.choose(0, reserved=(0,)))
+    progress(f"starting an engine that serves {policy.name}")
+    with (
+        TemporaryDirectory(prefix="hermes-policy-") as folder,
+        engine_process(options, Path(folder) / "engine.log", {"HERMES_HOME": str(config.home)}) as url,
+    ):
+        yield f"{url}/v1"
 
 
-def running_engine(run: RlRun) -> str | None:
-    """The address at which the run's newest weights are sampled; None if it does not respond."""
-    url = run.config().run.policy_url
-    return url if fetch_json(f"{url}/health") is not None else None
-
-
-def serve_command(run: RlRun, port: int | None) -> tuple[str, ...]:
-    """`hermes engine serve` over the run's checkpoints, on a base like the run's; `policy` is the newest."""
-    choose_checkpoint(run, None)
-    config = run.config()
+def serve_policy(
+    config: Config, policy: NamedPolicy, port: int | None, announce: Callable[[str], None]
+) -> None:
+    """Serves until SIGINT or SIGTERM: weights at a service from here, others by an engine, which this process
+    becomes. Returns at once if the policy's run serves it already."""
+    if policy.url is not None:
+        announce(f"the run's own engine serves it: {policy.url}, model policy")
+        return
     chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
-    options = EngineServeOptions(
-        model=config.run.model,
-        device=config.run.device,
-        quantize=engine_options(config.tinker).quantize,
-        port=chosen,
-        state_dir=run.folder / "engine",
-    )
-    return (*HERMES, *options.arguments())
+    if policy.service_run is not None:
+        ended = threading.Event()
+        with _proxy(policy, chosen) as url:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *frame: ended.set())
+            announce(f"serving {policy.name} at {url}/v1, model {policy.name}")
+            ended.wait()
+        return
+    command = (*HERMES, *_options(policy, chosen).arguments())
+    os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
 
 
-def serve_service(run: RlRun, port: int | None, announce: Callable[[str], None]) -> None:
-    """Serves the newest weights of a run that are at a service, until SIGINT or SIGTERM."""
+@contextmanager
+def _proxy(policy: NamedPolicy, port: int) -> Iterator[str]:
+    """The address of a proxy that samples weights at the service of their run."""
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
     from hermes.training.service.token_meter import TokenMeter
 
-    settings, path = run.config().run, choose_checkpoint(run, None)["path"]
-    assert settings.service is not None, "otherwise the run has an engine of its own"
-    chosen = port if port is not None else ports.choose(ports.ENGINE_PORT)
+    run, source = policy.service_run, policy.source
+    assert run is not None and source is not None
+    settings = run.config().run
+    assert settings.service is not None
     tokenizer = tokenizer_of(settings.model, run.home)
     with (
         closing(TokenMeter(run.folder)) as meter,
-        serve_proxy(connect(run.home, settings.service), settings.model, tokenizer, chosen, meter) as proxy,
+        serve_proxy(connect(run.home, settings.service), settings.model, tokenizer, port, meter) as proxy,
     ):
-        proxy.set_policy(path)
-        ended = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *frame: ended.set())
-        announce(f"serving {path} at {proxy.url}/v1, model policy")
-        ended.wait()
+        proxy.set_policy(source.sampler or source.path, policy.name)
+        yield proxy.url
 
 
-def open_run_model(config: Config, run: RlRun, progress: Callable[[str], None] | None = None) -> ChatModel:
-    """The model `run:ID`: at its engine while that runs, otherwise its newest weights in this process."""
-    url = running_engine(run) if not run.status().state.ended else None
-    if url is not None:
-        from hermes.models.open import open_model
-        from hermes.rl.config.resolve import POLICY
-
-        return open_model(config, POLICY, f"{url}/v1")
-    from hermes.models.local.chat import LocalChat
-
-    if progress is not None:
-        progress(f"merging the newest weights of run {run.run_id}")
-    return LocalChat.open(str(export_merged(run_source(run))), config.home, progress)
+def _options(policy: NamedPolicy, port: int) -> EngineServeOptions:
+    adapters = () if policy.source is None else (f"{policy.name}={adapter_folder(policy.source)}",)
+    chosen = policy.engine.model_dump(exclude_defaults=True)
+    return EngineServeOptions(**chosen, port=port, policies=adapters)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.errors import UsageError
+from hermes.core.names import policy_name
+from hermes.errors import HermesError, UsageError
 from hermes.rl.results import checkpoint_folder, saved_checkpoints
 from hermes.rl.run import RlRun, find_run
 from hermes.rl.service import service_of
@@ -46,6 +47,10 @@ class WeightsSource:
     """Where the adapter is exported to by default."""
     merged_folder: Path
     gguf_path: Path
+    name: str
+    """For people: the run and the step."""
+    sampler: str | None = None
+    """The path that the engine samples the same weights by, where it is recorded."""
 
     @property
     def run_id(self) -> str:
@@ -88,6 +93,8 @@ def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
         run.folder / "weights" / stem,
         run.folder / "merged" / stem,
         run.folder / "weights" / f"{stem}.gguf",
+        policy_name(run.run_id, checkpoint["step"]),
+        checkpoint["path"],
     )
 
 
@@ -108,6 +115,11 @@ def _newest_run(home: Path) -> str:
     if not states:
         raise UsageError("no run has a checkpoint yet", "name one: hermes rl weights RUN|tinker://…")
     return max(states, key=lambda path: path.stat().st_mtime).parent.name
+
+
+def is_training_run(home: Path, name: str) -> bool:
+    """Whether it is a run of `hermes train`, not of `hermes rl`."""
+    return _training_folder(home, name) is not None
 
 
 def _training_folder(home: Path, name: str) -> Path | None:
@@ -133,6 +145,8 @@ def _training_source(home: Path, folder: Path, step: int | None, service: str) -
         folder / "weights" / stem,
         folder / "merged" / stem,
         folder / "weights" / f"{stem}.gguf",
+        policy_name(folder.name, checkpoint.step),
+        checkpoint.sampler,
     )
 
 
@@ -168,7 +182,22 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
         target,
         target.with_name(f"{run_id}-merged-{stem}"),
         target.with_name(f"{run_id}-{stem}.gguf"),
+        _name_of(home, path) or f"{run_id}@{stem}",
+        path.replace("/weights/", "/sampler_weights/") if rest and rest[0] == "weights" else None,
     )
+
+
+def _name_of(home: Path, path: str) -> str | None:
+    """The name of the checkpoint at a tinker:// path, if a run of this home made it."""
+    for file in sorted((home / "runs").glob(f"*/{NAME}")):
+        try:
+            state = StateFile(file.parent).state()
+        except HermesError:
+            continue  # another run's file is damaged
+        for checkpoint in (*state.kept, state.best) if state else ():
+            if checkpoint is not None and path in (checkpoint.weights, checkpoint.sampler):
+                return policy_name(file.parent.name, checkpoint.step)
+    return None
 
 
 def _local_folder(home: Path, path: str) -> Path | None:

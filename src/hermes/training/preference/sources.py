@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from hermes.data.formats.turns import from_messages, from_tools
 from hermes.data.importing import rows_of
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.errors import HermesError, UsageError
-from hermes.training.policy_registry import is_policy_name, named_policy
+from hermes.training.policy_registry import named_policy, names_policy
 from hermes.training.preference.examples import RatedCompletion
 from hermes.training.preference.reference import BASE
 
@@ -28,6 +29,8 @@ DEFAULT_ORIGINS = ("choice", "rating", "retry")
 _HINT = "a row has prompt, chosen and rejected; or prompt, completion and label: see hermes export --formats"
 _GOOD, _BAD = 4.0, 2.0
 """A rating of at least _GOOD is a good one, of at most _BAD a bad one."""
+_CREATED = re.compile(r"@\d+(\.\d+)?$")
+"""What an engine adds to a checkpoint's path in its versions: when the weights were written."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,12 @@ def _policies(reader: Reader, trajectory_id: str) -> Iterator[str]:
         trajectory = reader.get(trajectory_id)
     except HermesError:
         return  # deleted since; its rows have been read already
-    if is_policy_name(trajectory.header.model):
+    traces = [step.call.tokens for step in trajectory.steps if step.call and step.call.tokens]
+    versions = [trace.policy_version for trace in traces if trace.policy_version]
+    paths = [_CREATED.sub("", version) for version in versions if version.startswith("tinker://")]
+    yield from paths
+    if not paths and names_policy(trajectory.header.model):
         yield trajectory.header.model
-    for step in trajectory.steps:
-        trace = step.call.tokens if step.call else None
-        version = trace.policy_version if trace else None
-        if version is not None and version.startswith("tinker://"):
-            yield version
 
 
 @dataclass

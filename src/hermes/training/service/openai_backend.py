@@ -161,14 +161,16 @@ class RemoteNames:
         self.base_names = (base_model,)
         self.policy: str | None = None
         """The tinker:// path of the weights that were published last."""
+        self.served: str | None = None
+        """A name of theirs; the base model then has none."""
 
     def names(self) -> list[str]:
-        return [*self.base_names, *([LATEST_POLICY] if self.policy else [])]
+        return [self.served] if self.served else [*self.base_names, *([LATEST_POLICY] if self.policy else [])]
 
     def resolve(self, name: str) -> str | None:
-        if name in self.base_names:
+        if name in self.base_names and not self.served:
             return None
-        if name == LATEST_POLICY and self.policy:
+        if name in (LATEST_POLICY, self.served) and self.policy:
             return self.policy
         if name.startswith("tinker://"):
             return name

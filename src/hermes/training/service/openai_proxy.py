@@ -37,9 +37,9 @@ class OpenAIProxy:
         self._names = names
         self.url = url
 
-    def set_policy(self, path: str) -> None:
-        """Makes `policy` an alias of these weights."""
-        self._names.policy = path
+    def set_policy(self, path: str, name: str | None = None) -> None:
+        """Makes `policy` an alias of these weights. `name`: another one, which is then the only model."""
+        self._names.policy, self._names.served = path, name
 
 
 def tokenizer_of(base_model: str, home: Path) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
-from hermes.policies.open import check_servable
 from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun
+from hermes.rl.weights.open import check_servable
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.web.requests import WebRequest
 from hermes.web.responses import PageError
@@ -43,6 +43,7 @@ def show(request: WebRequest) -> Response:
         "records": [(record, lineage(record, records)) for record in reversed(records)],
         "promotions": list(reversed(registry.promotions()))[:50],
         "weights": [entry for run in list_runs(home) if (entry := _weights(home, run)) is not None],
+        "labels": {record.id: record.label for record in records},
         "base_id": BASE_ID,
     }
     return request.page("policies.html", values)
@@ -53,7 +54,7 @@ def promote(request: WebRequest) -> Response:
     registry = PolicyRegistry(request.context.home)
     record = registry.find(request.field("policy", max_chars=64))
     if record.id == registry.current().id:
-        raise PageError(409, f"policy {record.id} is the current one already")
+        raise PageError(409, f"policy {record.label} is the current one already")
     check_servable(request.context.config(), record)
     registry.promote(record.id, request.field("reason", max_chars=500) or "promoted in the web app")
     return RedirectResponse("/policies", 303)

@@ -19,6 +19,7 @@ from hermes.web.runs.configs import read_config
 from hermes.web.runs.listing import RunRow, is_run, read_run
 
 _LOG_LINES = 12
+_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,10 @@ def find_folder(home: Path, run_id: str) -> Path:
         name for name in names if run_id and name.startswith(run_id)
     ]
     if len(matches) != 1:
-        problem = "several runs begin with" if matches else "there is no run"
-        raise UsageError(f"{problem} '{run_id[:80]}'", "'hermes web' lists them on its page Runs.")
+        if matches:
+            listing = ", ".join(sorted(matches)[:_LISTED])
+            raise UsageError(f"several runs begin with '{run_id[:80]}': {listing}", "write more of the name")
+        raise UsageError(f"there is no run '{run_id[:80]}'", "'hermes web' lists them on its page Runs.")
     return runs / matches[0]
 
 

@@ -71,7 +71,8 @@ def read_generate(model: ServedModel, body: Generate) -> GenerateExchange:
 
 
 def _default_model(names: PolicyNameList) -> str:
-    return LATEST_POLICY if LATEST_POLICY in names.names() else names.base_names[0]
+    listed = names.names()
+    return LATEST_POLICY if LATEST_POLICY in listed else listed[0]
 
 
 def _with_prompt_logprobs(request: SampleRequest, start: int) -> SampleRequest:
