@@ -8,7 +8,8 @@ command -v slirp4netns >/dev/null 2>&1 || missing="$missing slirp4netns"
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    echo "installing$missing"
+    echo "installing for the tests:$missing"
+    echo "  bubblewrap, passt, slirp4netns: the sandbox and its network; chromium: the web app in a browser"
     apt-get update -qq >/dev/null 2>&1
     apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 && exit 0
     absent=""  # one that this system does not have must not keep the others away

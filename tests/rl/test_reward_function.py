@@ -40,7 +40,8 @@ def test_a_run_over_prompts_and_a_function_is_configured_by_two_flags(
     words = ("rl", "start", "--prompts", "tasks.jsonl", "--reward", "my.py:vowels", "--toolsets", "math")
     run = find_run(home, answer(home, *words, "--set", "group_size=4", cwd=folder)["run_id"])
     config = run.config()
-    assert config.run.environment == "reward_function" and config.run.toolsets == ["math"]
+    assert config.run.environment == "vowels" and run.run_id.startswith("vowels-")
+    assert config.run.toolsets == ["math"]
     assert config.env.get("reward") == f"{folder / 'my.py'}:vowels", "found from any folder"
     assert config.env.get("dataset_name") == str(folder / "tasks.jsonl")
     assert config.env.get("enabled_toolsets") == ["math"]

@@ -75,7 +75,7 @@ def quickstart(
     from hermes.quickstart.machine import choose_device
     from hermes.quickstart.recipe import choose
 
-    torch_device = choose_device(device)
+    torch_device = choose_device(device, lambda line: click.echo(f"({line})", err=True))
     if fast and full:
         raise UsageError("--fast and --full exclude each other", "leave one of them out")
     if act == "feedback":

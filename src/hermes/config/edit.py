@@ -103,11 +103,9 @@ def _check_variable(name: str, text: str) -> None:
         key = load.key_of(name)
         hint = f"hermes config set {key} VALUE" if key else "'hermes config show' lists every setting"
         raise ConfigError(f"{name} stands for a setting, not for a key", hint)
-    known = {
-        *_KEYS,
-        *(profile.key_env for profile in providers.builtin_profiles().values() if profile.key_env),
-    }
-    if name not in known and looks_secret(name) and (likely := nearest(name, sorted(known), cutoff=0.75)):
+    profiles = providers.builtin_profiles().values()
+    variables = sorted({*_KEYS, *(profile.key_env for profile in profiles if profile.key_env)})
+    if name not in variables and looks_secret(name) and (likely := nearest(name, variables, cutoff=0.75)):
         raise ConfigError(
             f"nothing reads {name}",
             f"{did_you_mean(likely[:1])} For a program of your own write it into .env yourself",

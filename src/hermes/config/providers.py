@@ -84,8 +84,8 @@ class ModelTarget:
         """As the user names it: provider/model; a policy, and the bundled model at an engine, by its own."""
         if self.label is not None:
             return self.label
-        own = self.provider == CUSTOM and self.model.startswith(f"{BUNDLED_PROVIDER}/")
-        return self.model if own or is_policy_name(self.model) else f"{self.provider}/{self.model}"
+        is_engine = self.provider == CUSTOM and self.model.startswith(f"{BUNDLED_PROVIDER}/")
+        return self.model if is_engine or is_policy_name(self.model) else f"{self.provider}/{self.model}"
 
     @property
     def is_local(self) -> bool:

@@ -33,9 +33,9 @@ def is_policy_name(model: str) -> bool:
     return _POLICY_NAME.fullmatch(model) is not None
 
 
-def unused_name(stem: str, taken: Iterable[str]) -> str:
-    """The stem, or the first of stem-2, stem-3 … that is not taken."""
-    names = set(taken)
+def unused_name(stem: str, used_names: Iterable[str]) -> str:
+    """The stem, or the first of stem-2, stem-3 … that is not among the used ones."""
+    names = set(used_names)
     return next(
         name for number in count(1) if (name := stem if number == 1 else f"{stem}-{number}") not in names
     )

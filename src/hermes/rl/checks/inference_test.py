@@ -37,6 +37,8 @@ DEFAULT_MODELS = (
 STEPS, GROUP_SIZE = 3, 16
 _TIMEOUT_S = 600.0
 _TAIL_CHARS = 2000
+PATIENCE = 5
+"""How many times its time limit a check may take that would otherwise have measured nothing."""
 _POLL_S = 0.05
 
 
@@ -119,10 +121,12 @@ def run_process_mode(
     log: Path,
     timeout_s: float = _TIMEOUT_S,
     start_s: float = 0.0,
+    least_groups: int = 0,
 ) -> str | None:
     """Runs the process mode of the environment in a child process; the problem, or None.
 
-    `start_s`: how long it may take until it begins to sample.
+    `start_s`: how long it may take until it begins to sample. `least_groups`: while fewer are finished it
+    may take PATIENCE times as long: a slow machine is no reason to know nothing.
     """
     config = log.with_suffix(".yaml")
     env = {**resolved.section("env"), **overrides, "data_path_to_save_groups": str(output)}
@@ -130,16 +134,22 @@ def run_process_mode(
     atomic_write(config, dump_yaml({"env": env, "openai": [server.settings]}))
     command = [sys.executable, "-P", "-m", "hermes", "env", "process", resolved.selection.file_path]
     try:
-        code = _run([*command, "--config", str(config)], log, timeout_s, output, start_s)
+        words = [*command, "--config", str(config)]
+        code = sample_until(words, log, timeout_s, output, start_s, least_groups)
     finally:
         config.unlink(missing_ok=True)
     if code is None:
-        return f"it took longer than {timeout_s:g} s"
+        return f"it took longer than {timeout_s * (PATIENCE if least_groups else 1):g} s"
     return None if code == 0 else last_error(log, f"it ended with exit code {code}")
 
 
-def _run(
-    command: Sequence[str], log: Path, timeout_s: float, output: Path, start_s: float = 0.0
+def sample_until(
+    command: Sequence[str],
+    log: Path,
+    timeout_s: float,
+    output: Path,
+    start_s: float = 0.0,
+    least_groups: int = 0,
 ) -> int | None:
     """Its exit code; None: it took too long. In any case its whole process group is killed at the end.
 
@@ -150,11 +160,15 @@ def _run(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     process_id = ProcessId.of(child.pid)
-    deadline_s, has_begun = time.monotonic() + start_s + timeout_s, start_s == 0
+    has_begun = start_s == 0
+    deadline_s = latest_s = time.monotonic() + start_s + timeout_s
     try:
-        while (code := child.poll()) is None and time.monotonic() < deadline_s:
+        while (code := child.poll()) is None:
+            now_s = time.monotonic()
             if not has_begun and output.exists():
-                deadline_s, has_begun = time.monotonic() + timeout_s, True
+                has_begun, deadline_s, latest_s = True, now_s + timeout_s, now_s + PATIENCE * timeout_s
+            if now_s >= latest_s or (now_s >= deadline_s and len(read_groups(output)) >= least_groups):
+                break
             time.sleep(_POLL_S)
         return code
     finally:

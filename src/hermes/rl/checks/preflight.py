@@ -1,4 +1,4 @@
-"""Predicts within sixty seconds whether a run will learn, before it is started.
+"""Predicts whether a run will learn, before it is started: within a minute, on a slow machine within five.
 
 A few groups are sampled from the untrained policy and scored by the environment. The prediction is whether
 they have signal for the trainer. Groups that are not finished in time are ignored. The suggestions follow
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from hermes.rl.config.resolve import Resolved
 
 GROUPS, SECONDS = 4, 60.0
-"""How many groups are sampled, and how long that may take."""
+"""How many groups are sampled, and how long that may take where _LEAST_GROUPS are finished by then."""
+_LEAST_GROUPS = 2
 _START_S = 120.0
 """How long the environment may take before it begins to sample."""
 _POLL_S = 0.05
@@ -86,12 +87,16 @@ def preflight(
         raise HermesError(missing.problem, missing.fix)
     with _policy(config, resolved.model, engine_log, fields) as policy:
         with _creation_time(output) as began_s:
-            problem = run_process_mode(resolved, policy.server, overrides, output, log, seconds, _START_S)
+            least = min(groups, _LEAST_GROUPS)
+            problem = run_process_mode(
+                resolved, policy.server, overrides, output, log, seconds, _START_S, least
+            )
         sampled_groups = read_groups(output)
         if not sampled_groups:
             raise HermesError(
                 f"no group could be sampled: {problem or 'the environment returned none'}",
-                f"see {log}; 'hermes rl preflight --seconds N' has another time limit",
+                f"see {log}; 'hermes rl preflight --timeout N' allows more time, and 'hermes rl start "
+                "--no-preflight' starts without it",
             )
         sampled = summarise(sampled_groups, _last_write_s(output) - began_s())
         update_s = None

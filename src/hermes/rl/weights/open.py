@@ -99,10 +99,10 @@ def promote(config: Config, name: str, base_model: str | None = None) -> PolicyR
         record = registry.find(name)
     except UsageError as error:
         record = _new_record(config, name, base_model, error)
-    known = [other for other in registry.policies() if other.weights == record.weights]
-    record = known[-1] if known and record.id != BASE_ID else record
+    equal_policies = [policy for policy in registry.policies() if policy.weights == record.weights]
+    record = equal_policies[-1] if equal_policies and record.id != BASE_ID else record
     check_servable(config, record)
-    if record.id != BASE_ID and not known:
+    if record.id != BASE_ID and not equal_policies:
         registry.add(record)
     return registry.promote(record.id, "by hand")
 
