@@ -18,19 +18,19 @@ MODEL_ANSWER = "answer"
 SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
-    "agent": 1092,
+    "agent": 1105,
     "batch": 4511,
-    "cli": 9675,
+    "cli": 9681,
     "cluster": 229,
     "compat": 3668,
     "config": 2635,
-    "core": 1554,
-    "data": 9406,
+    "core": 1562,
+    "data": 9554,
     "disk": 468,
     "engine": 19487,
     "envs": 13348,
     "hermes": 126,
-    "models": 5175,
+    "models": 5220,
     "policies": 1258,
     "quickstart": 2086,
     "ratings": 1108,
@@ -42,7 +42,7 @@ BUDGET = {
     "skills": 3747,
     "store": 4035,
     "tools": 4664,
-    "training": 9387,
+    "training": 9403,
     "web": 4784,
 }
 """Lines of each package. A budget may only fall; a commit that raises one says why."""

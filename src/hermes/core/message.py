@@ -7,7 +7,7 @@ separate question (`ToolCall.parsed`), so a malformed call is data, never an emp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -125,6 +125,14 @@ class Message:
             name=data.get("name"),
             images=tuple(data.get("images", ())),
         )
+
+
+def hide_thinking(messages: Sequence[Message], hidden: Container[int]) -> tuple[Message, ...]:
+    """The messages, those at the `hidden` positions without their thinking."""
+    return tuple(
+        replace(message, reasoning=None) if message.reasoning is not None and index in hidden else message
+        for index, message in enumerate(messages)
+    )
 
 
 def _plain_texts(value: JSON) -> Iterator[str]:

@@ -14,7 +14,7 @@ from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
 from hermes.config.option import option
-from hermes.data.formats.base import ToolCallStyle
+from hermes.data.formats.base import Thinking, ToolCallStyle
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.redaction.redact import RedactionLevel
 from hermes.errors import UsageError
@@ -51,6 +51,11 @@ class ExportOptions(BaseModel):
     calls: ToolCallStyle = option(
         ToolCallStyle.STRUCTURED,
         "trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
+    )
+    thinking: Thinking = option(
+        Thinking.SEEN,
+        "Training formats: earlier thinking as the model was shown it, which can make several rows of a "
+        "trajectory, or all of it.",
     )
     named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
     everything: bool = option(False, "Also trajectories that did not complete.", "--all")
@@ -182,6 +187,7 @@ def _build_plan(form: Format, options: ExportOptions, filters: FilterOptions, co
         options.split,
         options.pairs_from or tuple(PreferenceSource),
         options.min_margin,
+        options.thinking,
     )
 
 
