@@ -33,7 +33,7 @@ def with_grader(options: BatchOptions, dataset: Dataset) -> BatchOptions:
         return options
     from hermes.batch import exact
 
-    return options.model_copy(update={"reward": f"{exact.__file__}:{exact.exact_match.__name__}"})
+    return options.model_copy(update={"reward": f"{exact.__file__}:{exact.grader_name()}"})
 
 
 def make_spec(
