@@ -156,8 +156,8 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     paired = list(messages)
     names: dict[str | None, str] = {}
     for index, message in enumerate(paired):
-        if message.role is Role.TOOL and message.tool_call_id in names:
-            paired[index] = replace(message, name=message.name or names[message.tool_call_id])
+        if message.role is Role.TOOL and not message.name and message.tool_call_id in names:
+            paired[index] = replace(message, name=names[message.tool_call_id])
         if not message.tool_calls:
             continue
         end = index + 1
