@@ -19,13 +19,13 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1105,
-    "batch": 5050,
-    "cli": 9689,
+    "batch": 5058,
+    "cli": 9735,
     "cluster": 229,
     "compat": 3668,
     "config": 2635,
     "core": 1568,
-    "data": 9609,
+    "data": 9644,
     "disk": 468,
     "engine": 19487,
     "envs": 12902,
