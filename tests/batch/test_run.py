@@ -209,6 +209,24 @@ def test_toolsets_that_cannot_be_used_are_refused_before_the_start(tmp_path: Pat
     assert statistics["samples_without_tools"] == 0
 
 
+def test_a_distribution_goes_on_without_what_it_is_not_about(tmp_path: Path) -> None:
+    """--distribution=default on a machine without a vision and an image model."""
+    write_tasks(tmp_path, 2)
+    with FakeProvider(lambda body: text("Done.")) as provider:
+        plain = [word for word in command(tmp_path, provider) if word not in ("--toolsets", "math")]
+        done = hermes(tmp_path, *plain, "--distribution", "default")
+        offered = [
+            {tool["function"]["name"] for tool in post.json.get("tools", ())} for post in provider.posts
+        ]
+    assert done.returncode == 0, done.stderr
+    assert "the distribution 'default': going on without vision (" in done.stderr
+    assert len(offered) == 2 and all({"terminal", "read_file"} <= names for names in offered)
+    statistics = json.loads((tmp_path / "data/run/statistics.json").read_text())
+    assert {"vision", "image_gen"} <= {*statistics["missing_toolsets"]}
+    recorded = json.loads((tmp_path / "data/run/run.json").read_text())
+    assert {"vision", "image_gen"} <= {*recorded["missing_toolsets"]}
+
+
 def test_a_named_toolset_that_cannot_be_used_is_refused_too(tmp_path: Path) -> None:
     write_tasks(tmp_path, 1)
     with FakeProvider(solve) as provider:

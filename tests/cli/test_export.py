@@ -198,6 +198,36 @@ def test_a_push_sends_data_manifest_and_card(home: Path, tmp_path: Path, hub: Hu
     assert "license: unknown" in card
 
 
+def test_a_dry_run_of_a_push_says_what_would_be_sent_and_sends_nothing(
+    home: Path, tmp_path: Path, hub: Hub
+) -> None:
+    env = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    target = tmp_path / "mine.parquet"
+    push = ("export", "--output", str(target), "--push-to-hub", "me/data", "--dry-run")
+    described = hermes(home, *push, env=env)
+    assert described.returncode == 0, described.stderr
+    assert "me/data, private: 4 rows; nothing was written or sent" in described.stdout
+    assert "mine.parquet  " in described.stdout and "mine.manifest.json  " in described.stdout
+    assert "secrets: none found" in described.stdout and "license: unknown" in described.stdout
+    plant(home)
+    facts = json.loads(hermes(home, *push, "--public", "--redact", "known", "--json", env=env).stdout)
+    assert facts["visibility"] == "public" and "url-password" in facts["secrets"]
+    assert PLANTED not in json.dumps(facts)
+    assert (hub.requests, hub.files, target.exists()) == ([], {}, False)
+
+
+def test_a_run_that_does_not_exist_is_no_empty_dataset(home: Path, tmp_path: Path, hub: Hub) -> None:
+    env = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    target = tmp_path / "mine.jsonl"
+    export = ("export", "--output", str(target), "--push-to-hub", "me/data")
+    error, _ = failure(hermes(home, *export, "--run", "nosuch", env=env), 2)
+    assert error == "no trajectory has the run 'nosuch'"
+    assert not target.exists()
+    error, fix = failure(hermes(home, *export, "--where", "turns>99", env=env), 2)
+    assert error.startswith("not pushed: the export has no rows") and fix == "widen the filter"
+    assert hub.requests == []
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".arrow", ""])
 def test_a_planted_secret_stops_the_push_before_anything_is_sent(
     home: Path, tmp_path: Path, hub: Hub, ending: str
@@ -227,6 +257,7 @@ def test_a_hub_that_refuses_is_reported(home: Path, tmp_path: Path, hub: Hub) ->
     assert len(lines(target)) == 4
     env["HF_ENDPOINT"] = "http://127.0.0.1:9"
     done = hermes(home, "export", "--output", str(target), "--push-to-hub", "me/data", env=env)
-    assert failure(done, 1)[0].startswith("the hub did not take me/data")
+    error, fix = failure(done, 1)
+    assert error.startswith("the hub at http://127.0.0.1:9 cannot be reached") and "HF_TOKEN" not in fix
     error, _ = failure(hermes(home, "export", "--output", str(target), "--push-to-hub", "data", env=env), 2)
     assert error == "'data' is not a repository"

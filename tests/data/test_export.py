@@ -84,7 +84,12 @@ def test_the_manifest_has_counts_filters_and_hashes_that_hold(reader: Reader, tm
     )
     facts = manifest.read(tmp_path / "data.manifest.json")
     assert facts["rows"] == report.rows == 40
-    assert facts["format"] == {"name": "messages", "version": 1, "calls": "structured"}
+    assert facts["format"] == {
+        "name": "messages",
+        "version": 1,
+        "calls": "structured",
+        "thinking": "seen",
+    }
     (file,) = facts["files"]
     assert file["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
     assert file["bytes"] == output.stat().st_size

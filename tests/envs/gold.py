@@ -12,7 +12,6 @@ from hermes.core import Message
 from hermes.envs.builtin.calculator import CalculatorEnv
 from hermes.envs.builtin.code_tests import CodeTestsEnv
 from hermes.envs.builtin.format import FormatEnv
-from hermes.envs.builtin.gsm8k import Gsm8kEnv
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.builtin.reasoning_puzzles import ReasoningGymEnv
 from hermes.envs.builtin.solvable import SolvableEnv
@@ -20,6 +19,7 @@ from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.builtin.web_research import WebResearchEnv
 from hermes.envs.builtin.word_limit import WordLimitEnv
+from hermes.envs.builtin.word_problems import WordProblemsEnv
 from hermes.envs.cli.sample_grader import ScriptedPolicy
 from hermes.envs.rewards.result import RewardResult
 from hermes.envs.servers.config import APIServerConfig
@@ -28,7 +28,7 @@ from tests.fakes.provider import Reply, text, tool_calls
 SOLVABLE: tuple[type[SolvableEnv], ...] = (
     CalculatorEnv,
     ToolCallingEnv,
-    Gsm8kEnv,
+    WordProblemsEnv,
     TerminalTasksEnv,
     CodeTestsEnv,
     WebResearchEnv,
@@ -38,11 +38,10 @@ SOLVABLE: tuple[type[SolvableEnv], ...] = (
 )
 EVERY = (*SOLVABLE, PreferenceEnv)
 SILENCE = (Message.assistant(""),)
-OFFLINE: dict[Any, dict[str, Any]] = {Gsm8kEnv: {"source": "generated"}}
 
 
 def settings(cls: type[Any], **given: Any) -> dict[str, Any]:
-    return {"use_wandb": False, "train_size": 30, "eval_size": 10, **OFFLINE.get(cls, {}), **given}
+    return {"use_wandb": False, "train_size": 30, "eval_size": 10, **given}
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.builtin.web_research import WebResearchEnv
 from hermes.envs.builtin.word_limit import WordLimitEnv
+from hermes.envs.builtin.word_problems import WordProblemsEnv
 from hermes.envs.rewards.result import GraderError
 from hermes.errors import UsageError
 from tests.envs.gold import EVERY, SILENCE, SOLVABLE, earn, rehearsal, settings
@@ -92,7 +93,7 @@ def test_an_environment_says_what_it_teaches_and_how_it_is_graded(cls: type[Any]
     assert servers[0].base_url == "http://localhost:8001/v1"
 
 
-@pytest.mark.parametrize("cls", [CalculatorEnv, ToolCallingEnv, Gsm8kEnv, WordLimitEnv, FormatEnv])
+@pytest.mark.parametrize("cls", [CalculatorEnv, ToolCallingEnv, WordProblemsEnv, WordLimitEnv, FormatEnv])
 async def test_gold_conversations_to_learn_from_answer_every_call(cls: type[Any], home: Path) -> None:
     async with rehearsal(cls, home) as env:
         for _ in range(20):
@@ -231,9 +232,7 @@ async def test_gsm8k_reads_a_folder_and_never_trains_on_what_it_tests(home: Path
 
     (tmp_path / "train.jsonl").write_text("\n".join(row(n) for n in range(600, 640)))
     (tmp_path / "test.jsonl").write_text("\n".join(row(n) for n in range(630, 650)))
-    async with rehearsal(
-        Gsm8kEnv, home, source="hub", dataset_name=str(tmp_path), train_size=100, eval_size=100
-    ) as env:
+    async with rehearsal(Gsm8kEnv, home, dataset_name=str(tmp_path), train_size=100, eval_size=100) as env:
         trained = {item.question for item in env._train}
         held_out = list(await env.eval_items())
         assert (len(trained), len(held_out)) == (30, 20)
@@ -243,8 +242,8 @@ async def test_gsm8k_reads_a_folder_and_never_trains_on_what_it_tests(home: Path
         assert (await earn(env, item, [Message.assistant("#### 7")])).value == 0.0
 
 
-async def test_a_missing_or_broken_data_set_is_said_in_words_or_replaced_if_allowed(
-    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_missing_or_broken_data_set_is_refused_and_never_replaced(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(**given: Any) -> Gsm8kEnv:
         known = settings(Gsm8kEnv, **given)
@@ -253,14 +252,13 @@ async def test_a_missing_or_broken_data_set_is_said_in_words_or_replaced_if_allo
     (tmp_path / "train.jsonl").write_text('{"question": "?", "answer": "no mark"}\n')
     (tmp_path / "test.jsonl").write_text('{"question": "?", "answer": "no mark"}\n')
     with pytest.raises(UsageError, match="no answer after '####'"):
-        await opened(source="hub", dataset_name=str(tmp_path)).setup()
+        await opened(dataset_name=str(tmp_path)).setup()
     with pytest.raises(UsageError, match="cannot be read"):
-        await opened(source="hub", dataset_name=str(tmp_path / "..")).setup()
-    replaced = opened(source="auto", dataset_name=str(tmp_path))
-    await replaced.setup()
-    assert "generated problems instead of the data set" in caplog.text
-    assert len(replaced._train) == 30
-    await replaced.close()
+        await opened(dataset_name=str(tmp_path / "..")).setup()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UsageError, match="openai/gsm8k") as refused:
+        await opened().setup()
+    assert "environment word_problems" in (refused.value.hint or "")
 
 
 async def test_settings_that_make_no_sense_are_refused_by_name(home: Path) -> None:

@@ -14,7 +14,7 @@ from hermes.envs.builtin.terminal_tasks import TerminalTasksEnv
 from hermes.envs.builtin.tool_calling import ToolCallingEnv
 from hermes.envs.modes import commandline
 from tests.cli.process import hermes
-from tests.envs.gold import OFFLINE, SOLVABLE, PerfectModel, settings
+from tests.envs.gold import SOLVABLE, PerfectModel, settings
 from tests.fakes.provider import FakeProvider, text
 
 QUICK = (CalculatorEnv, TerminalTasksEnv)
@@ -42,7 +42,7 @@ def perfect(cls: type[Any]) -> PerfectModel:
 
 
 def flags(cls: type[Any], base_url: str, **more: object) -> list[str]:
-    given = {"train_size": 4, "eval_size": 4, "use_wandb": False, **OFFLINE.get(cls, {}), **more}
+    given = {"train_size": 4, "eval_size": 4, "use_wandb": False, **more}
     env = [part for key, value in given.items() for part in (f"--env.{key}", str(value))]
     server = [
         "--openai.base_url",

@@ -102,6 +102,19 @@ def test_a_flag_is_read_as_its_field_is_typed(flags: list[str], field: str, valu
     assert getattr(config, field) == value
 
 
+class PrivateEnv(WordsEnv):
+    @classmethod
+    def config_init(cls) -> tuple[BaseEnvConfig, Any]:
+        return WordsConfig(use_wandb=False), cls.servers
+
+
+@pytest.mark.parametrize("mode", ["serve", "process", "evaluate"])
+def test_no_mode_sends_to_wandb_what_the_author_keeps_to_himself(mode: str) -> None:
+    assert resolved(mode=mode, cls=PrivateEnv)[0].use_wandb is False
+    assert resolved("--env.use_wandb", mode=mode, cls=PrivateEnv)[0].use_wandb is True
+    assert resolved(mode=mode)[0].use_wandb is True, "the field's default"
+
+
 def test_the_name_of_the_class_is_what_it_registers_under_unless_told() -> None:
     assert resolved()[0].wandb_name == "words"
     assert resolved("--env.wandb_name", "mine")[0].wandb_name == "mine"

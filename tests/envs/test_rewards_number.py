@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.rewards.mathematics import MathGrader, final_answer
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import GraderError
-from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 
 
 @pytest.mark.parametrize(

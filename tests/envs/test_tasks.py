@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.envs.builtin.calculator import one_step, two_steps
-from hermes.envs.builtin.gsm8k import word_problem
 from hermes.envs.builtin.preference import instruction
+from hermes.envs.builtin.word_problems import word_problem
 from hermes.envs.rewards.number import numeric
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.tasks import notes

@@ -10,8 +10,18 @@ from hermes.store import Writer
 from tests import records
 
 
-def write_rated_store(home: Path, questions: int, *, seed: int = 0, random_ratings: bool = False) -> None:
-    """`random_ratings`: a coin decides which answer is good, so that there is nothing to learn."""
+def write_rated_store(
+    home: Path,
+    questions: int,
+    *,
+    seed: int = 0,
+    random_ratings: bool = False,
+    runs: tuple[str, ...] = ("r",),
+) -> None:
+    """`random_ratings`: a coin decides which answer is good, so that there is nothing to learn.
+
+    With several `runs` each has the same questions, answers and verdicts, under task ids of its own.
+    """
     draw = random.Random(seed)
     with Writer(home / "hermes.db") as writer:
         for number in range(questions):
@@ -22,8 +32,7 @@ def write_rated_store(home: Path, questions: int, *, seed: int = 0, random_ratin
                 (f"Why? Maybe {first * second}.", not short_is_good),
             ):
                 messages = [Message.user(f"{first} x {second}? ({number})"), Message.assistant(text)]
-                trajectory_id = records.record(writer, messages, tools=(), task_id=str(number), run_id="r")
                 value = 1.0 if good else -1.0
-                writer.add_rating(
-                    Rating(new_id(), trajectory_id, RatingKind.THUMB, value, "ann", 1000 + number)
-                )
+                for run in runs:
+                    made = records.record(writer, messages, tools=(), task_id=f"{run}{number}", run_id=run)
+                    writer.add_rating(Rating(new_id(), made, RatingKind.THUMB, value, "ann", 1000 + number))

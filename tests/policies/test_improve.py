@@ -130,6 +130,23 @@ def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_coin_tosses_that_two_runs_repeat_promote_nothing(tmp_path: Path, tiny: Path) -> None:
+    """Learned by heart in one run, they would be right about the other: the same question is on one side."""
+    server = launch(tiny, tmp_path / "engine", "--max-adapters", "64")
+    try:
+        for seed in range(5):
+            home = tmp_path / str(seed)
+            write_rated_store(home, 48, seed=seed, random_ratings=True, runs=("r", "s"))
+            arguments = ("--examples", "0", "--service", server.url, "--seed", str(seed))
+            result = run_improve(home, tiny, *arguments)
+            assert result["promoted"] is False, (seed, result)
+            assert json.loads(hermes(home, "policy", "list", "--json").stdout)["current"] == "base"
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_random_ratings_keep_the_old_policy_in_twenty_of_twenty_seeds(tmp_path: Path, tiny: Path) -> None:
     """The whole command each time, with training on the ratings; real ones promote with the same engine."""
     server = launch(tiny, tmp_path / "engine", "--max-adapters", "64")

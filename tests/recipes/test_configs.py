@@ -70,10 +70,10 @@ def test_an_rl_run_takes_the_file_and_then_the_flags(tmp_path: Path) -> None:
     }
     assert (fields["env.total_steps"], fields["tinker.lora_rank"]) == (10, 8)
     assert fields["env.group_size"] != 7, "--set holds for that start only"
-    (tmp_path / "wrong.yaml").write_text("env:\n  soruce: hub\n")
+    (tmp_path / "wrong.yaml").write_text("env:\n  datset_name: hub\n")
     wrong = hermes(home, "rl", "start", "--env", "gsm8k", "--config", str(tmp_path / "wrong.yaml"))
     what, fix = failure(wrong, 2)
-    assert "unknown key 'env.soruce'" in what and fix == "did you mean env.source?"
+    assert "unknown key 'env.datset_name'" in what and fix == "did you mean env.dataset_name?"
 
 
 def test_a_section_that_is_no_mapping_and_an_interval_of_zero(tmp_path: Path) -> None:

@@ -74,9 +74,13 @@ def test_a_key_that_nobody_reads_is_refused_with_the_nearest_one(
 
 def test_the_environment_script_refuses_them_too_and_has_the_modes(tmp_path: Path) -> None:
     name = "tinker_atropos/environments/gsm8k_tinker.py"
-    (tmp_path / "run.yaml").write_text("env:\n  sauce: hub\n")
+    (tmp_path / "run.yaml").write_text("env:\n  datset_name: hub\n")
     done = script(tmp_path, name, "serve", "--config", "run.yaml")
-    assert done.returncode == 2 and "unknown key 'env.sauce'" in done.stderr and "env.source" in done.stderr
+    assert (
+        done.returncode == 2
+        and "unknown key 'env.datset_name'" in done.stderr
+        and "env.dataset_name" in done.stderr
+    )
     assert "{serve,process,evaluate}" in script(tmp_path, name, "--help").stdout
 
 

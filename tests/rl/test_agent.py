@@ -81,7 +81,7 @@ def test_a_scripted_model_drives_all_ten_tools_through_a_whole_run(home_with: Ma
     checks = script.results("rl_check_status")
     assert checks[0]["status"] in ("starting", "running") and set(checks[0]["processes"]) >= {"api", "env"}
     assert checks[-1]["status"] == "completed" and checks[-1]["metrics"]["step"] == 8
-    assert 0 <= checks[-1]["metrics"]["percent_correct"] <= 100
+    assert 0 <= checks[-1]["metrics"]["percent_positive_reward"] <= 100
     healthy = [check for check in checks if check["status"] == "running" and "last_log_lines" not in check]
     assert [bool(check.get("rate_limited")) for check in healthy] == [False, True], "from the first step on"
     results = script.results("rl_get_results")

@@ -105,7 +105,15 @@ def _record(home: Path, **about: Any) -> Config:
     )
     run.metrics_path.write_text(
         "".join(
-            json.dumps({"step": step, "time_s": time.time(), "reward/mean": 0.5, "reward/positive": 0.75})
+            json.dumps(
+                {
+                    "step": step,
+                    "time_s": time.time(),
+                    "reward/mean": 0.07,
+                    "reward/positive": 1.0,
+                    "success/mean": 0.125,
+                }
+            )
             + "\n"
             for step in range(1, 21)
         )
@@ -128,8 +136,9 @@ def test_what_is_told_of_a_run_has_the_fields_of_the_reference(tmp_path: Path) -
     assert (status["wandb_url"], status["wandb_error"]) == (url, "it went away")
     assert status["metrics"] == {
         "step": 20,
-        "reward_mean": 0.5,
-        "percent_correct": 75.0,
+        "reward_mean": 0.07,
+        "percent_correct": 12.5,
+        "percent_positive_reward": 100.0,
         "eval_percent_correct": 62.5,
     }
     again = tool_handlers.check_status(config, run_id, "task")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.rewards.mathematics import MathGrader
-from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.tasks.reasoning import (
     EVALUATING,
     PuzzleGrader,
@@ -178,7 +178,7 @@ def test_an_evaluator_ends_with_the_process_that_asked(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     program = (
         "import sys, time\n"
-        "from hermes.envs.rewards.worker import GraderProcess\n"
+        "from hermes.batch.grading.worker import GraderProcess\n"
         "grader = GraderProcess('tests.security.hostile_evaluation')\n"
         "grader.call('is_patched')\n"
         "print(grader._process.pid, flush=True)\n"

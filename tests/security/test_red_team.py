@@ -62,12 +62,12 @@ def test_all_built_in_environments_are_in_the_table() -> None:
 
 
 PLAYED = {"preference", "reward_function", "calculator", "format", "word_limit", "tool_calling"}
-PLAYED |= {"web_research", "terminal_tasks", "code_tests", "gsm8k", "reasoning_gym"}
+PLAYED |= {"web_research", "terminal_tasks", "code_tests", "word_problems", "reasoning_gym"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["terminal_tasks", "code_tests", "gsm8k", "reasoning_gym"])
+@pytest.mark.parametrize("name", ["terminal_tasks", "code_tests", "word_problems", "reasoning_gym"])
 def test_no_cheater_gains_where_programs_are_run_and_answers_evaluated(name: str) -> None:
     report = check_class(lambda: load_class(locate(name, FOLDERS)), red_team=True)
     assert failures(report) == []

@@ -158,10 +158,11 @@ class AgentLoop:
         self._check_limits()
         context = tuple(self.messages)
         recorded = self.recorded.answer(context, self._schemas) if self.recorded else None
-        if recorded is None or recorded.call is None:
+        if recorded is None or recorded.call is None or self.recorded is None:
             reply, started_ms = await self._ask(context)
         else:
-            reply, started_ms = ChatReply(recorded.message, recorded.call), recorded.started_at_ms
+            reply = ChatReply(recorded.message, recorded.call, self.recorded.seen)
+            started_ms = recorded.started_at_ms
         self._count(reply)
         call = reply.call
         if self._private and call.tokens is not None:
@@ -169,7 +170,7 @@ class AgentLoop:
         step = Step(self.recorder.reserve(), StepKind.MODEL, reply.message, started_ms, call=call)
         self.bench.step_index = step.index
         self.messages.append(reply.message)
-        await self.recorder.append(step, context=context, tools=self._schemas)
+        await self.recorder.append(step, context=reply.seen or context, tools=self._schemas)
         return step
 
     async def _ask(self, context: tuple[Message, ...]) -> tuple[ChatReply, int]:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from hermes.core import JSONObject, Message, Step, StepKind, ToolCall
+from hermes.core.message import hide_thinking
 from hermes.core.model_call import CONTENT_FILTER, INTERRUPTED
 from hermes.safety.redact import MARKER
 from hermes.store import Record
@@ -28,6 +29,8 @@ class RecordedSteps:
         self.header = record.trajectory.header
         self._inputs = record.inputs
         steps = record.trajectory.steps
+        self.seen: tuple[Message, ...] = ()
+        """The messages that the call of the latest answer was shown."""
         self._steps = deque(step for step in steps if step.kind is not StepKind.INPUT)
         self._results: dict[str, Step] = {}
         """By the id of the call: the results of the answer that was used last."""
@@ -37,15 +40,24 @@ class RecordedSteps:
             self._steps.clear()
 
     def answer(self, messages: Sequence[Message], tools: Sequence[JSONObject]) -> Step | None:
-        """The recorded model call that saw exactly this; None from the first one on that did not."""
+        """The recorded model call that saw exactly this; None from the first one on that did not.
+
+        Thinking is not compared: it is that of the recorded answers, and the call may not have been shown it.
+        """
         self._results.clear()
         if not self._steps or not _is_answer(self._steps[0]):
             return None
         step = self._steps[0]
         recorded = self._inputs.get(step.index)
-        if recorded is None or (*recorded.messages,) != (*messages,) or [*recorded.tools] != [*tools]:
+        everything = range(len(messages))
+        if (
+            recorded is None
+            or hide_thinking(recorded.messages, everything) != hide_thinking(messages, everything)
+            or [*recorded.tools] != [*tools]
+        ):
             self._steps.clear()
             return None
+        self.seen = recorded.messages
         self._steps.popleft()
         while self._steps and (result := self._steps[0].result) is not None:
             self._results[result.call_id] = self._steps.popleft()

@@ -1,21 +1,28 @@
-"""Scoring by exact match: the answer, normalised, equals the row's `expected`, normalised.
+"""Scoring by the row's `expected`: an equal text, an equal number, or for mathematics an equal value.
 
 The compared text is the part that the answer marks as final: the last `\\boxed{…}`, or what follows the last
 `####` or `Answer:` at the beginning of a line, else what a last `… answer is …` states, else the whole
 answer. Normalising ignores case, spacing, surrounding punctuation, Markdown and LaTeX's marks around a value,
 and how a number is written: 1,234.0 is 1234, and .5, 1/2 and `\\frac{1}{2}` are one number. A list of
-expected answers matches if any of them does. Nothing is guessed: `about 42` is not `42`, and `2(x+1)` is not
-`2x+2`; environments (`envs.rewards.mathematics`) begin with this comparison and go on with math-verify.
+expected answers matches if any of them does. An expected answer that is mathematics, and not words, is
+compared as environments compare it (`grading.mathematics`): `2(x+1)` is `2x+2`, and of an answer that marks
+nothing the last number counts.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import unicodedata
 from fractions import Fraction
+from functools import cache
+from typing import TYPE_CHECKING
 
 from hermes.batch.reward import RewardContext
 from hermes.core import JSON
+
+if TYPE_CHECKING:
+    from hermes.batch.grading.mathematics import MathComparison
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _MARKED = re.compile(
@@ -26,6 +33,12 @@ NUMBER = re.compile(
     r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d{1,3}(?!\d))?(?:/\d+)?", re.ASCII
 )
 """In normalised text."""
+_NUMBER_MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
+_COMMAND = re.compile(r"\\[a-zA-Z]+|\b(?:sin|cos|tan|log|exp|sqrt|inf)\b")
+_SEVERAL_NUMBERS = re.compile(r"\d\s*[-/.:]\s*\d+\s*[-/.:]\s*\d|\d\s?[-:]\s?\d", re.ASCII)
+"""Dates, times, versions, addresses, scores."""
+_LETTERS = re.compile(r"[a-zA-Z]+")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 300
 _PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’"
@@ -41,15 +54,73 @@ _LATEX = (
 
 def exact_match(ctx: RewardContext) -> float:
     """1.0 or 0.0; a row without `expected` cannot be scored."""
+    return float(text_match(ctx) or any(_equal(ctx.answer, str(choice)) for choice in _choices(ctx.expected)))
+
+
+def _equal(answer: str, expected: str) -> bool:
+    from hermes.batch.grading.mathematics import UnreadableError
+
+    try:
+        return is_mathematics(expected) and _comparison().difference(answer, expected) is None
+    except UnreadableError:
+        return False  # a text after all
+
+
+def text_match(ctx: RewardContext) -> float:
+    """The same without math-verify, where it is not installed: only equal texts and equal numbers."""
     if ctx.expected is None:
         raise ValueError("the row has no 'expected'")
     return float(matches(ctx.answer, ctx.expected))
 
 
+@cache
+def _comparison() -> MathComparison:
+    """One worker for the process; it ends with it."""
+    from hermes.batch.grading.mathematics import MathComparison
+
+    return MathComparison()
+
+
+def grader_name() -> str:
+    """The function that scores by `expected` here."""
+    installed = importlib.util.find_spec("math_verify") is not None
+    return (exact_match if installed else text_match).__name__
+
+
 def matches(answer: str, expected: JSON) -> bool:
-    choices = expected if isinstance(expected, list) else [expected]
     final = normalise(final_part(answer))
-    return any(final == normalise(str(choice)) for choice in choices)
+    return any(final == normalise(str(choice)) for choice in _choices(expected))
+
+
+def _choices(expected: JSON) -> list[JSON]:
+    return expected if isinstance(expected, list) else [expected]
+
+
+def is_mathematics(expected: str) -> bool:
+    """Whether the text is a value to calculate with.
+
+    Words are not: read as products of letters, `listen` and `silent` would be equal. Nor are dates.
+    """
+    longest = max(map(len, _LETTERS.findall(_COMMAND.sub(" ", expected))), default=0)
+    if longest > 2 or _SEVERAL_NUMBERS.search(expected):
+        return False
+    return bool(re.search(r"[\d\\^]", expected) or (longest < 2 and re.search(r"[+*/=<>]", expected)))
+
+
+def plain(text: str) -> str:
+    """NFKC, case folded, without invisible characters, with single spaces."""
+    return " ".join(_INVISIBLE.sub(" ", unicodedata.normalize("NFKC", text)).casefold().split())
+
+
+def final_number(text: str) -> Fraction | None:
+    """The first number after the last answer mark, or else the last number; None if there is none."""
+    marks = list(_NUMBER_MARKS.finditer(text))
+    numbers = [
+        read_number(match.group())
+        for match in NUMBER.finditer(plain(text[marks[-1].end() :] if marks else text))
+    ]
+    known = [number for number in numbers if number is not None]
+    return (known[0] if marks else known[-1]) if known else None
 
 
 def final_part(answer: str) -> str:

@@ -50,7 +50,8 @@ class BatchOptions(RunFolder):
         None, "The same toolsets for every sample; 'none' for no tools.", metavar="A,B"
     )
     allow_missing_toolsets: bool = option(
-        False, "Omit toolsets of --distribution or --toolsets that cannot be used here."
+        False,
+        "Omit named toolsets, and those that a distribution is about, if they cannot be used here.",
     )
     samples_per_prompt: int = option(1, "Attempts at each row.", ge=1)
     seed: int | None = option(

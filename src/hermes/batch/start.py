@@ -34,7 +34,7 @@ def with_grader(options: BatchOptions, dataset: Dataset) -> BatchOptions:
         return options
     from hermes.batch import exact
 
-    return options.model_copy(update={"reward": f"{exact.__file__}:{exact.exact_match.__name__}"})
+    return options.model_copy(update={"reward": f"{exact.__file__}:{exact.grader_name()}"})
 
 
 def make_spec(
@@ -104,11 +104,17 @@ def _missing_toolsets(
     toolsets: tuple[str, ...] | None,
     report: Callable[[str], None],
 ) -> tuple[str, ...]:
-    """Requested toolsets that cannot be used here; UsageError unless --allow-missing-toolsets is set."""
+    """Requested toolsets that cannot be used here, which the run leaves out and records.
+
+    UsageError where --toolsets names them, or where a distribution loses all its most probable ones and with
+    them its point; --allow-missing-toolsets goes on there too.
+    """
+    essential: set[str] = set()
     source, names = "--toolsets", toolsets if toolsets and toolsets != _NO_TOOLSETS else ()
     if name := options.distribution:
         percents = distributions.resolve(name, config.settings.distributions)
         names = tuple(toolset for toolset, percent in percents.items() if percent)
+        essential = {toolset for toolset in names if percents[toolset] == max(percents.values())}
         source = f"the distribution '{name}'"
     reasons = unusable_toolsets(names, config.settings, config.environ)
     if "memory" in names:
@@ -118,12 +124,13 @@ def _missing_toolsets(
     listing = "; ".join(f"{toolset} ({reason})" for toolset, reason in reasons.items())
     if len(reasons) == len(names):
         raise UsageError(f"no toolset of {source} can be used here: {listing}", "configure one of them")
-    if not options.allow_missing_toolsets:
+    pointless = essential <= reasons.keys()
+    if pointless and not options.allow_missing_toolsets:
         raise UsageError(
             f"{source} names toolsets that cannot be used here: {listing}",
             "configure them, or add --allow-missing-toolsets to omit them",
         )
-    report(f"going on without {listing}")
+    report(f"{source}: going on without {listing}; run.json records it as missing_toolsets")
     return tuple(reasons)
 
 

@@ -36,8 +36,8 @@ class FilterOptions(BaseModel):
     until: str | None = option(None, "Latest date, time or age; written like --since.")
     text: str | None = option(None, "Words that all occur in one message.")
 
-    def build(self) -> Filter:
-        """The store's filter; slips in its names are reported."""
+    def build(self, *, refuse_unknown: bool = False) -> Filter:
+        """The store's filter; slips in its names are reported, or with `refuse_unknown` a UsageError."""
         from hermes.cli.slips import check_words, report_unknown_names
         from hermes.store import Filter
 
@@ -48,7 +48,7 @@ class FilterOptions(BaseModel):
             **conditions,
         )
         check_words(filters)
-        report_unknown_names(filters)
+        report_unknown_names(filters, refuse=refuse_unknown)
         return filters
 
     def selection(self, *, only_completed: bool) -> TrajectorySelection:

@@ -30,8 +30,11 @@ def check_words(filters: Filter) -> None:
             )
 
 
-def report_unknown_names(filters: Filter) -> None:
-    """Prints a line for each run, model and tool that no trajectory of the store has."""
+def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
+    """Prints a line for each run, model and tool that no trajectory of the store has.
+
+    `refuse`: UsageError instead, for a command to which nothing at all is of no use.
+    """
     path = db_path(home())
     conditions = {
         "run": Filter(run_id=filters.run_id),
@@ -39,11 +42,15 @@ def report_unknown_names(filters: Filter) -> None:
         "tool": Filter(tool=filters.tool),
     }
     names = {"run": filters.run_id, "model": filters.model, "tool": filters.tool}
-    if not path.exists():
+    if not path.exists() and not refuse:
         return
     with Reader(path) as reader:
         for kind, name in names.items():
             if name is None or reader.summaries(conditions[kind], limit=1):
                 continue
-            hint = did_you_mean(nearest(name, reader.names(kind)))
+            known = reader.names(kind)
+            hint = did_you_mean(nearest(name, known))
+            if refuse:
+                listing = f"--{kind}: {', '.join(known[:8])}" if known else "see hermes trajectories list"
+                raise UsageError(f"no trajectory has the {kind} '{name}'", hint or listing)
             click.echo(f"no trajectory has the {kind} '{name}'{hint and f'; {hint}'}", err=True)

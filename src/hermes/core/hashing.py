@@ -27,10 +27,16 @@ def content_hash(text: str) -> str:
 
 
 def _dump(value: JSON, *, sort_keys: bool) -> str:
-    text = json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = (_SORTED if sort_keys else _ORDERED).encode(value)
     if text.isascii() or _encodable(text):
         return text
     return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+_SORTED, _ORDERED = (
+    json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for sort_keys in (True, False)
+)
 
 
 def _encodable(text: str) -> bool:

@@ -7,7 +7,7 @@ separate question (`ToolCall.parsed`), so a malformed call is data, never an emp
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -127,6 +127,14 @@ class Message:
         )
 
 
+def hide_thinking(messages: Sequence[Message], hidden: Container[int]) -> tuple[Message, ...]:
+    """The messages, those at the `hidden` positions without their thinking."""
+    return tuple(
+        replace(message, reasoning=None) if message.reasoning is not None and index in hidden else message
+        for index, message in enumerate(messages)
+    )
+
+
 def _plain_texts(value: JSON) -> Iterator[str]:
     if isinstance(value, dict):
         for name, item in value.items():
@@ -148,8 +156,8 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     paired = list(messages)
     names: dict[str | None, str] = {}
     for index, message in enumerate(paired):
-        if message.role is Role.TOOL and message.tool_call_id in names:
-            paired[index] = replace(message, name=message.name or names[message.tool_call_id])
+        if message.role is Role.TOOL and not message.name and message.tool_call_id in names:
+            paired[index] = replace(message, name=names[message.tool_call_id])
         if not message.tool_calls:
             continue
         end = index + 1

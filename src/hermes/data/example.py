@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hermes.core import (
     Boundary,
@@ -21,7 +22,8 @@ from hermes.core import (
     Trajectory,
     Usage,
 )
-from hermes.core.message import pair_results
+from hermes.core.message import hide_thinking, pair_results
+from hermes.errors import UsageError
 from hermes.store import Reader, Record
 
 IMPORTED = "imported"
@@ -43,6 +45,8 @@ class Example:
     """All that no later rating replaces; also choices in which it is the other trajectory."""
     record: Record | None = None
     """All that the store holds, for the format that writes it."""
+    unseen: frozenset[tuple[int, int]] = frozenset()
+    """Pairs (i, j): the call that wrote message i was not shown the thinking of message j before it."""
 
     @property
     def id(self) -> str:
@@ -51,6 +55,47 @@ class Example:
     @property
     def messages(self) -> tuple[Message, ...]:
         return self.trajectory.messages
+
+    def before(self, position: int) -> tuple[Message, ...]:
+        """The messages before that one, as the model was shown them."""
+        hidden = {earlier for answer, earlier in self.unseen if answer == position}
+        return hide_thinking(self.messages[:position], hidden)
+
+    def unseen_within(self, start: int) -> frozenset[tuple[int, int]]:
+        """`unseen` of the messages from `start` on, which becomes 0."""
+        return frozenset(
+            (answer - start, earlier - start) for answer, earlier in self.unseen if earlier >= start
+        )
+
+    def as_seen(self) -> Iterator[Example]:
+        """The example as conversations that show a model exactly what it saw.
+
+        One, where every call was shown the thinking of the answers before it. Elsewhere a call that was not
+        begins a new one, in which the answers before it are input and no longer answers to learn.
+        """
+        if not self.unseen:
+            yield self
+            return
+        steps = [step for step in self.trajectory.steps if not step.ephemeral]
+        answers = [index for index, step in enumerate(steps) if step.kind is StepKind.MODEL]
+        start, shown = 0, self.before(answers[0])
+        for index, end in zip(answers, [*answers[1:], len(steps)], strict=True):
+            before = self.before(index)
+            if before != shown:
+                yield self._part(steps[:index], start, shown)
+                start, shown = index, before
+            shown = (*shown, *(step.message for step in steps[index:end]))
+        yield self._part(steps, start, shown)
+
+    def _part(self, steps: Sequence[Step], start: int, shown: Sequence[Message]) -> Example:
+        """The steps with the messages as shown; answers before `start` are input."""
+        part = tuple(
+            replace(step, kind=StepKind.INPUT, call=None, message=message)
+            if index < start and step.kind is StepKind.MODEL
+            else replace(step, message=message)
+            for index, (step, message) in enumerate(zip(steps, shown, strict=True))
+        )
+        return replace(self, trajectory=replace(self.trajectory, steps=part), unseen=frozenset())
 
     @property
     def prompt(self) -> str:
@@ -78,7 +123,38 @@ def load(reader: Reader, trajectory: Trajectory) -> Example:
     trajectory_id = trajectory.header.id
     reward, rating = reader.verdicts(trajectory_id)
     ratings = tuple(reader.ratings_about(trajectory_id))
-    return Example(trajectory, reader.offered_tools(trajectory_id), reward, rating, ratings)
+    tools = reader.offered_tools(trajectory_id)
+    return Example(trajectory, tools, reward, rating, ratings, unseen=unseen_thinking(reader, trajectory))
+
+
+def unseen_thinking(reader: Reader, trajectory: Trajectory) -> frozenset[tuple[int, int]]:
+    """`Example.unseen`, by the recorded inputs of the calls; of imported calls nothing is known."""
+    pairs: set[tuple[int, int]] = set()
+    answers: list[tuple[int, Step]] = []
+    position = 0
+    for step in trajectory.steps:
+        if step.call is not None and any(answer.message.reasoning is not None for _, answer in answers):
+            pairs |= {(position, earlier) for earlier in _unseen_by(reader, trajectory, step, answers)}
+        if step.message.role is Role.ASSISTANT:
+            answers.append((-1 if step.ephemeral else position, step))
+        position += not step.ephemeral
+    return frozenset(pairs)
+
+
+def _unseen_by(
+    reader: Reader, trajectory: Trajectory, step: Step, answers: Sequence[tuple[int, Step]]
+) -> Iterator[int]:
+    """The positions of the answers whose thinking the call of `step` was not shown."""
+    try:
+        messages, _ = reader.model_input(trajectory.header.id, step)
+    except UsageError:
+        return
+    seen = [message for message in messages if message.role is Role.ASSISTANT]
+    if len(seen) != len(answers):
+        return
+    for (position, answer), message in zip(answers, seen, strict=True):
+        if position >= 0 and answer.message.reasoning is not None and message.reasoning is None:
+            yield position
 
 
 def build(

@@ -90,8 +90,12 @@ def import_files(
                 occurrences[file, example.id] += 1
                 if before and example.id not in _stated_ids(line):
                     example = _with_new_id(example, [example.id, before])  # two samples with equal content
-                example = _avoid_cut_trajectory(reader, example)
-                if example.id in imported_ids or reader.exists(example.id):
+                if reader.exists(example.id):
+                    example = _avoid_cut_trajectory(reader, example)
+                    known = reader.exists(example.id)
+                else:
+                    known = example.id in imported_ids
+                if known:
                     done.known += 1
                     continue
             imported_ids.add(example.id)
@@ -188,10 +192,14 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
     header = example.trajectory.header
     from_hermes_agent = "prompt_index" in line.row
     task_id = header.task_id or (str(line.row["prompt_index"]) if from_hermes_agent else None)
-    header = replace(header, source=Source.IMPORT, run_id=run_id or header.run_id, task_id=task_id)
-    if from_hermes_agent:
-        facts = line.row.get("metadata") or {}
-        header = replace(header, model=str(facts.get("model") or header.model))
+    facts = (line.row.get("metadata") or {}) if from_hermes_agent else {}
+    header = replace(
+        header,
+        source=Source.IMPORT,
+        run_id=run_id or header.run_id,
+        task_id=task_id,
+        model=str(facts.get("model") or header.model),
+    )
     return replace(example, trajectory=replace(example.trajectory, header=header))
 
 

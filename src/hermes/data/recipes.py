@@ -212,7 +212,12 @@ UNSLOTH = TrainerRecipe(
 )
 
 
-TRL_STAGES = {"trl-sft": "sft", "trl-preference": "dpo", "trl-unpaired": "kto"}
+TRL_STAGES = {
+    "trl-prompt-completion": "sft",
+    "trl-sft": "sft",
+    "trl-preference": "dpo",
+    "trl-unpaired": "kto",
+}
 
 
 def _render_trl(ask: Ask) -> dict[str, str]:

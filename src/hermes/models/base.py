@@ -40,6 +40,9 @@ class ChatRequest:
 class ChatReply:
     message: Message
     call: ModelCall
+    seen: tuple[Message, ...] | None = None
+    """The request's messages as the model was shown them, without the thinking that was not sent or that the
+    chat template dropped; None: exactly as they are."""
 
 
 class ChatModel(Protocol):

@@ -139,8 +139,10 @@ def newest_metrics(run: RlRun) -> JSONObject | None:
     metrics: JSONObject = {"step": rows[-1]["step"]}
     if "reward/mean" in rows[-1]:
         metrics["reward_mean"] = rows[-1]["reward/mean"]
+    if "success/mean" in rows[-1]:  # the strict verdict, where the environment gives one
+        metrics["percent_correct"] = 100 * rows[-1]["success/mean"]
     if "reward/positive" in rows[-1]:
-        metrics["percent_correct"] = 100 * rows[-1]["reward/positive"]
+        metrics["percent_positive_reward"] = 100 * rows[-1]["reward/positive"]
     if (success := _eval_success(run)) is not None:
         metrics["eval_percent_correct"] = 100 * success
     return metrics

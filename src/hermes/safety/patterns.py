@@ -95,6 +95,11 @@ def find(text: str, layer: RedactionLayer) -> Iterator[PatternHit]:
             yield PatternHit(rules[index], match.start(index + 1), match.end(index + 1))
 
 
+def may_match(text: str, layer: RedactionLayer) -> bool:
+    """False only if `find` finds nothing in the text, nor in any line of it."""
+    return _compile(layer)[1].search(text.encode("utf-8", "surrogatepass")) is not None
+
+
 def _is_secret(rule: str, value: str) -> bool:
     """Whether a named value is a secret, and not a word, a number or a placeholder."""
     if _ORDINARY.search(value):

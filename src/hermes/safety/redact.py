@@ -68,6 +68,13 @@ class Redactor:
             return json.dumps(self._json(values), ensure_ascii=False, separators=(",", ":"))
         return redacted
 
+    def may_change(self, text: str) -> bool:
+        """False only if nothing in the text, nor in any part of it, is a secret or the mark of one."""
+        return (
+            self.has_secrets
+            and next(iter(self._pattern.finditer(text.encode("utf-8", "surrogatepass"))), None) is not None
+        )
+
     def contains_secret(self, text: str) -> bool:
         return next(self._hits(text.encode("utf-8", "surrogatepass")), None) is not None
 

@@ -8,8 +8,10 @@ import sqlite3
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
+from typing import TypeVar
 
 from hermes.core import (
     Boundary,
@@ -28,15 +30,38 @@ from hermes.core import (
 from hermes.errors import StoreError
 from hermes.store.sqlite import DAMAGE_HINT
 
+Decoded = TypeVar("Decoded")
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error)
+
 
 @contextmanager
 def decoding(part: str) -> Iterator[None]:
-    """Also a decorator. StoreError: what the row holds is not what was written."""
+    """StoreError: what the row holds is not what was written."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise StoreError(f"the store is damaged: {part} cannot be decoded ({reason})", DAMAGE_HINT) from error
+    except _DAMAGE as error:
+        raise _damaged(part, error) from error
+
+
+def _damaged(part: str, error: Exception) -> StoreError:
+    reason = " ".join(str(error).split())[:200]
+    return StoreError(f"the store is damaged: {part} cannot be decoded ({reason})", DAMAGE_HINT)
+
+
+def _decoder(part: str) -> Callable[[Callable[[sqlite3.Row], Decoded]], Callable[[sqlite3.Row], Decoded]]:
+    """`decoding` for a function of one row, without a context for each of them."""
+
+    def decorate(decode: Callable[[sqlite3.Row], Decoded]) -> Callable[[sqlite3.Row], Decoded]:
+        @wraps(decode)
+        def decode_row(row: sqlite3.Row) -> Decoded:
+            try:
+                return decode(row)
+            except _DAMAGE as error:
+                raise _damaged(part, error) from error
+
+        return decode_row
+
+    return decorate
 
 
 def pack_ints(values: Sequence[int]) -> bytes:
@@ -70,7 +95,7 @@ def _from_little_endian(code: str, data: bytes) -> array[int]:
     return values
 
 
-@decoding("a trajectory")
+@_decoder("a trajectory")
 def decode_header(row: sqlite3.Row) -> Header:
     return Header(
         id=row["id"],
@@ -89,7 +114,7 @@ def decode_header(row: sqlite3.Row) -> Header:
     )
 
 
-@decoding("an outcome")
+@_decoder("an outcome")
 def decode_outcome(row: sqlite3.Row) -> Outcome:
     return Outcome(
         StopReason(row["stop_reason"]),
@@ -99,7 +124,7 @@ def decode_outcome(row: sqlite3.Row) -> Outcome:
     )
 
 
-@decoding("a step")
+@_decoder("a step")
 def decode_step(row: sqlite3.Row) -> Step:
     kind = StepKind(row["kind"])
     call = result = None

@@ -55,7 +55,7 @@ def insert(rows: Rows, record: Record, now_ms: int) -> None:
                 model_input.tools if model_input else (),
             )
         finished_at_ms = now_ms if record.finished_at_ms is None else record.finished_at_ms
-        rows.insert_outcome(header.id, outcome, finished_at_ms)
+        rows.insert_outcome(header.id, outcome, finished_at_ms, record.trajectory)
         for reward in record.rewards:
             rows.insert_reward(reward)
         for rating in record.ratings:

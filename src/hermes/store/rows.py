@@ -23,7 +23,9 @@ from hermes.core import (
     RatingKind,
     Reward,
     Step,
+    StepKind,
     StopReason,
+    Trajectory,
     canonical_json,
     content_hash,
     ordered_json,
@@ -166,9 +168,12 @@ class Rows:
                 ),
             )
 
-    def insert_outcome(self, trajectory_id: str, outcome: Outcome, now_ms: int) -> None:
+    def insert_outcome(
+        self, trajectory_id: str, outcome: Outcome, now_ms: int, whole: Trajectory | None = None
+    ) -> None:
+        """`whole`: the trajectory whose steps were all inserted in this transaction, if that is so."""
         trajectory = self._open_trajectory(trajectory_id)
-        self._insert_outcome(trajectory, outcome, now_ms)
+        self._insert_outcome(trajectory, outcome, now_ms, whole)
         self._seq.pop(trajectory_id, None)
         self._path.pop(trajectory, None)
         self._tools.pop(trajectory, None)
@@ -219,21 +224,20 @@ class Rows:
             if rating.kind is RatingKind.WITHDRAW:
                 queues.reopen(self._db, rating.queue, rating.item)
 
-    def _insert_outcome(self, trajectory: int, outcome: Outcome, now_ms: int) -> None:
+    def _insert_outcome(
+        self, trajectory: int, outcome: Outcome, now_ms: int, whole: Trajectory | None = None
+    ) -> None:
         """The totals are summed from the steps that are really there."""
         detail = storable(self._redact(outcome.detail)) if outcome.detail else None
-        self._db.execute(
-            f"INSERT INTO outcomes SELECT ?, ?, ?, ?, ?, ?, {TOTALS}",
-            (
-                trajectory,
-                outcome.stop_reason.value,
-                outcome.boundary.value if outcome.boundary else None,
-                outcome.error_type,
-                detail,
-                now_ms,
-                trajectory,
-            ),
-        )
+        boundary = outcome.boundary.value if outcome.boundary else None
+        facts = (trajectory, outcome.stop_reason.value, boundary, outcome.error_type, detail, now_ms)
+        if whole is None:
+            totals: tuple[int | float | None, ...] = self._db.execute(
+                f"SELECT {TOTALS}", (trajectory,)
+            ).fetchone()
+        else:
+            totals = totals_of(whole)
+        self._db.execute(f"INSERT INTO outcomes VALUES ({', '.join('?' * 15)})", (*facts, *totals))
         self._db.execute("DELETE FROM unfinished WHERE trajectory = ?", (trajectory,))
 
     def _trajectory(self, trajectory_id: str) -> int:
@@ -256,22 +260,23 @@ class Rows:
         return self._redact(canonical_json(value))
 
     def _message(self, message: Message) -> _Stored:
-        if message not in self._messages:
-            self._messages[message] = self._store_message(message)
-        return self._messages[message]
+        stored = self._messages.get(message)
+        if stored is None:
+            stored = self._messages[message] = self._store_message(message)
+        return stored
 
     def _store_message(self, message: Message) -> _Stored:
         text = canonical_json(message.to_json())
         clean = self._redact(text)
         redacted = clean != text
         digest = content_hash(clean)
-        row = self._db.execute("SELECT id FROM messages WHERE hash = ?", (digest,)).fetchone()
-        if row is not None:
-            return _Stored(row[0], redacted)
         cursor = self._db.execute(
-            "INSERT INTO messages (hash, role, body, redacted) VALUES (?, ?, ?, ?)",
+            "INSERT INTO messages (hash, role, body, redacted) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
             (digest, message.role.value, clean, redacted),
         )
+        if not cursor.rowcount:
+            row = self._db.execute("SELECT id FROM messages WHERE hash = ?", (digest,)).fetchone()
+            return _Stored(row[0], redacted)
         assert cursor.lastrowid is not None
         self._db.execute(
             "INSERT INTO message_search (rowid, text) VALUES (?, ?)",
@@ -297,16 +302,17 @@ class Rows:
         return path[-1] if path else None
 
     def _context_node(self, parent: int, message: int, redacted: bool) -> int:
+        cursor = self._db.execute(
+            "INSERT INTO contexts (parent, message, redacted) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (parent, message, redacted),
+        )
+        if cursor.rowcount:
+            assert cursor.lastrowid is not None
+            return cursor.lastrowid
         row = self._db.execute(
             "SELECT id FROM contexts WHERE parent = ? AND message = ?", (parent, message)
         ).fetchone()
-        if row is not None:
-            return int(row[0])
-        cursor = self._db.execute(
-            "INSERT INTO contexts (parent, message, redacted) VALUES (?, ?, ?)", (parent, message, redacted)
-        )
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+        return int(row[0])
 
     def _tool_schemas(self, trajectory: int, tools: Sequence[JSONObject]) -> int | None:
         if not tools:
@@ -336,6 +342,24 @@ class Rows:
 
     def _raw(self, call: ModelCall) -> str | None:
         return None if call.raw is None else self._text(call.raw)
+
+
+def totals_of(trajectory: Trajectory) -> tuple[int | float | None, ...]:
+    """`query.TOTALS` of a trajectory in memory."""
+    results = [step.result for step in trajectory.steps if step.kind is StepKind.TOOL]
+    failed = sum(result is not None and not result.ok for result in results)
+    usage = trajectory.usage
+    return (
+        sum(step.kind is StepKind.MODEL for step in trajectory.steps),
+        len(results),
+        failed,
+        usage.input_tokens,
+        usage.cached_input_tokens,
+        usage.cache_write_tokens,
+        usage.output_tokens,
+        usage.reasoning_tokens,
+        trajectory.cost_usd,
+    )
 
 
 def cut_outcome() -> Outcome:

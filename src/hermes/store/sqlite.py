@@ -55,6 +55,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    # A page that is split would keep copies of its rows, which no later deletion finds.
+    connection.execute("PRAGMA secure_delete = FAST")
     return connection
 
 

@@ -100,7 +100,7 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     assert (rank, flat["lora_alpha"], length, batch) == (32, 64, 8192, 2)
     assert flat["gradient_accumulation_steps"] == 8
     assert set(targets.split(",") if isinstance(targets, str) else targets) == set(recipes.TARGETS)
-    if ask.form in recipes.TRL_STAGES and ask.form != "trl-sft":
+    if recipes.TRL_STAGES.get(ask.form, "sft") != "sft":
         assert flat["learning_rate"] == 5e-6
     else:
         assert flat["learning_rate"] == 2e-4

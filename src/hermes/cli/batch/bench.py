@@ -161,7 +161,9 @@ class _Bench:
         if any(row.expected is not None and row.reward is None for row in rows):
             from hermes.batch import exact
 
-            return f"{exact.__file__}:exact_match", "exact match of the answer"
+            name = exact.grader_name()
+            without = "" if name == "exact_match" else ", without math-verify"
+            return f"{exact.__file__}:{name}", f"exact match of the answer{without}"
         return None, "the tasks' own reward functions" if any(row.reward for row in rows) else None
 
     def _write_page(self, path: Path, comparison: Comparison, divergences: Sequence[Divergence]) -> None:

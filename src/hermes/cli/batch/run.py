@@ -50,6 +50,12 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
     dataset = read_dataset(dataset_file, max_rows=options.max_samples)
     _report_bad_rows(dataset)
     options = with_grader(options, dataset)
+    if (options.reward or "").endswith(":text_match"):
+        click.echo(
+            "math-verify is not installed: answers are scored as texts and numbers only (text_match); "
+            "pip install 'hermes-research[envs]'",
+            err=True,
+        )
     for reference in {options.reward, *(row.reward for row in dataset.rows)}:
         if reference is not None:
             load_reward(reference)  # a mistake in it is found before anything is paid for

@@ -14,7 +14,7 @@ from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
 from hermes.config.option import option
-from hermes.data.formats.base import ToolCallStyle
+from hermes.data.formats.base import Thinking, ToolCallStyle
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.redaction.redact import RedactionLevel
 from hermes.errors import UsageError
@@ -51,6 +51,11 @@ class ExportOptions(BaseModel):
     calls: ToolCallStyle = option(
         ToolCallStyle.STRUCTURED,
         "trl and axolotl formats: tool calls as fields, or as text for templates without tools.",
+    )
+    thinking: Thinking = option(
+        Thinking.SEEN,
+        "Training formats: earlier thinking as the model was shown it, which can make several rows of a "
+        "trajectory, or all of it.",
     )
     named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
     everything: bool = option(False, "Also trajectories that did not complete.", "--all")
@@ -115,6 +120,9 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
     recipe = get_recipe(options.recipe) if options.recipe else None
     config = load()
     plan = _build_plan(_choose_format(options, recipe), options, filters, config)
+    if options.preview and options.repo:
+        _print_push(config, plan, recipe, options, as_json)
+        return
     if options.preview:
         _print_preview(config, plan, as_json)
         return
@@ -182,6 +190,7 @@ def _build_plan(form: Format, options: ExportOptions, filters: FilterOptions, co
         options.split,
         options.pairs_from or tuple(PreferenceSource),
         options.min_margin,
+        options.thinking,
     )
 
 
@@ -191,7 +200,7 @@ def _selection(options: ExportOptions, filters: FilterOptions, config: Config) -
     from hermes.data.where import parse
     from hermes.store import Reader
 
-    conditions = filters.build()
+    conditions = filters.build(refuse_unknown=True)
     if ids := (*options.ids, *options.named_ids):
         with Reader(db_path(config.home)) as reader:
             conditions = replace(conditions, ids=tuple(dict.fromkeys(map(reader.resolve, ids))))
@@ -263,12 +272,12 @@ def _push(
     if not options.repo:
         return None
     from hermes.cli.terminal.waiting import waiting
-    from hermes.data.export.manifest import removed_path_for
     from hermes.data.export.push import push
     from hermes.safety.redact import Redactor
 
-    private_list = removed_path_for(plan.output)  # it names rows that were left out
-    files = [path for path in (*report.files, *configs) if path != private_list]
+    if not report.rows:
+        raise UsageError(f"not pushed: the export has no rows ({plan.output})", "widen the filter")
+    files = _public_files(plan, report, configs)
     with waiting(f"sending it to {options.repo}"):
         return push(
             options.repo,
@@ -280,6 +289,42 @@ def _push(
             token=config.environ.get("HF_TOKEN"),
             endpoint=config.environ.get("HF_ENDPOINT"),
         )
+
+
+def _public_files(plan: ExportPlan, report: ExportReport, configs: list[Path]) -> list[Path]:
+    """What a push sends: not the list that names the rows that were left out."""
+    from hermes.data.export.manifest import removed_path_for
+
+    private_list = removed_path_for(plan.output)
+    return [path for path in (*report.files, *configs) if path != private_list]
+
+
+def _print_push(
+    config: Config, plan: ExportPlan, recipe: TrainerRecipe | None, options: ExportOptions, as_json: bool
+) -> None:
+    """What a push would send, exported to a folder that is gone afterwards; nothing is sent."""
+    import tempfile
+
+    from hermes.data.export.push import describe
+    from hermes.safety.redact import Redactor
+
+    assert options.repo is not None
+    with tempfile.TemporaryDirectory() as folder:
+        trial = replace(plan, output=Path(folder) / plan.output.name)
+        report = _export(config, trial)
+        configs = _write_recipe(recipe, trial, report, options) if recipe else []
+        files = _public_files(trial, report, configs)
+        push = describe(options.repo, files, report.facts, trial.form, Redactor(config.secrets))
+    visibility = "public" if options.public else "private"
+    if as_json:
+        facts = {"repository": options.repo, "visibility": visibility, "rows": report.rows, **push.to_json()}
+        click.echo(json.dumps(facts))
+        return
+    click.echo(f"{options.repo}, {visibility}: {report.rows} rows; nothing was written or sent")
+    for name, size in push.sizes.items():
+        click.echo(f"  {name}  {size:,} bytes")
+    click.echo(f"secrets: {push.secrets or 'none found'}")
+    click.echo("the card, README.md:\n\n" + push.card)
 
 
 def _list_formats(as_json: bool) -> None:

@@ -10,6 +10,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,10 +48,7 @@ def push(
     endpoint: str | None = None,
 ) -> str:
     """Uploads the files with a card in one commit and returns the dataset's address."""
-    if repo.count("/") != 1:
-        raise UsageError(f"'{repo}' is not a repository", "write it as OWNER/NAME")
-    readme = card.render(repo, facts, form)
-    contents: list[Content] = [*_contents(files), ("README.md", readme.encode("utf-8"))]
+    contents = _all_contents(repo, files, facts, form)
     leaks = list(find_leaks(contents, redactor))
     if leaks:
         raise LeakError(
@@ -58,6 +56,38 @@ def push(
             "export with --redact shapes, or take those trajectories out; then push again",
         )
     return _upload(repo, contents, private=private, token=token, endpoint=endpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class PushDescription:
+    """What `push` would send."""
+
+    sizes: dict[str, int]
+    """Bytes by file."""
+    secrets: str | None
+    """What would stop it; None: nothing that looks like a secret."""
+    card: str
+
+    def to_json(self) -> JSONObject:
+        return {"files": self.sizes, "secrets": self.secrets, "card": self.card}
+
+
+def describe(
+    repo: str, files: Sequence[Path], facts: JSONObject, form: Format, redactor: Redactor
+) -> PushDescription:
+    contents = _all_contents(repo, files, facts, form)
+    leaks = list(find_leaks(contents, redactor))
+    sizes = {
+        name: len(content) if isinstance(content, bytes) else content.stat().st_size
+        for name, content in contents
+    }
+    return PushDescription(sizes, _summary(leaks) if leaks else None, card.render(repo, facts, form))
+
+
+def _all_contents(repo: str, files: Sequence[Path], facts: JSONObject, form: Format) -> list[Content]:
+    if repo.count("/") != 1:
+        raise UsageError(f"'{repo}' is not a repository", "write it as OWNER/NAME")
+    return [*_contents(files), ("README.md", card.render(repo, facts, form).encode("utf-8"))]
 
 
 def find_leaks(contents: Iterable[Content], redactor: Redactor) -> Iterator[Leak]:
@@ -134,6 +164,11 @@ def _upload(
     try:
         api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
         api.create_commit(repo, operations, commit_message="Export by Hermes", repo_type="dataset")
+    except httpx2.TransportError as error:
+        raise HermesError(
+            f"the hub at {api.endpoint} cannot be reached: {error}",
+            "check the network, a proxy and HF_ENDPOINT, then push again; the files are written",
+        ) from error
     except (httpx2.HTTPError, OSError, ValueError) as error:
         raise HermesError(
             f"the hub did not take {repo}: {str(error).splitlines()[0]}",

@@ -11,19 +11,19 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import JSONObject
-from hermes.data.example import UnfitError, load
+from hermes.data.example import Example, UnfitError, load
 from hermes.data.export import manifest
 from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
 from hermes.data.export.sink import RowSink, WrittenFile, check_target, encode, open_sink
 from hermes.data.export.split import NO_GROUPS, Side, TaskGroups, side_of, store_groups
 from hermes.data.formats import sharegpt
-from hermes.data.formats.base import Format, ToolCallStyle, Unit
+from hermes.data.formats.base import Format, Thinking, ToolCallStyle, Unit
 from hermes.data.lines import encode_row
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import RowSource
@@ -50,6 +50,12 @@ class ExportPlan:
     origins: Sequence[PreferenceSource] = tuple(PreferenceSource)
     """For formats of pairs: the kinds of evidence that count, in order of precedence."""
     min_margin: float = 0.0
+    thinking: Thinking = Thinking.SEEN
+
+    def prepare(self, example: Example, scrubber: Scrubber) -> Example:
+        """The example as a format is given it: without secrets, and with the wanted thinking."""
+        clean = scrubber.example(example)
+        return clean if self.thinking is Thinking.SEEN else replace(clean, unseen=frozenset())
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ def preview(
 
 def export_conversation(reader: Reader, trajectory_id: str, output: Path) -> None:
     """One trajectory as one row, finished or not, because it was requested by its id."""
-    (row,) = sharegpt.FORMAT.write(load(reader, reader.get(trajectory_id)), ToolCallStyle.STRUCTURED)
+    example = replace(load(reader, reader.get(trajectory_id)), unseen=frozenset())
+    (row,) = sharegpt.FORMAT.write(example, ToolCallStyle.STRUCTURED)
     with replacing(output) as file:
         file.write(encode_row(row).line + "\n")
 
@@ -118,7 +125,7 @@ def _example_rows(
     whole = plan.form.whole
     for example in select(reader, plan.selection, left_out, whole=whole):
         try:
-            clean = example if whole else scrubber.example(example)
+            clean = example if whole else plan.prepare(example, scrubber)
             rows = list(plan.form.write(clean, plan.calls))
         except UnfitError as error:
             left_out.add(example.id, plan.form.name, str(error))
@@ -137,7 +144,7 @@ def _pair_rows(
         plan.origins,
         plan.min_margin,
         as_seen=False,
-        clean=scrubber.example,
+        clean=lambda example: plan.prepare(example, scrubber),
         left_out=left_out,
         groups=groups,
         rule=plan.form.name,
@@ -173,8 +180,9 @@ def _facts(
     groups: TaskGroups,
 ) -> JSONObject:
     form, selection, report = plan.form, plan.selection, scrubber.report
+    style = {"calls": plan.calls.value, "thinking": plan.thinking.value}
     facts: JSONObject = {
-        "format": {"name": form.name, "version": form.version, "calls": plan.calls.value},
+        "format": {"name": form.name, "version": form.version, **style},
         "rows": sum(file.rows for _, file in written),
         "files": [_file_facts(plan, side, file) for side, file in written],
         "filters": {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hermes.core import Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
 from hermes.core.model_call import INTERRUPTED
 from hermes.data.curate.base import Curation, Removal, Rule
-from hermes.data.example import Example, load
+from hermes.data.example import Example, load, unseen_thinking
 from hermes.data.where import Condition
 from hermes.store import Filter, Reader
 from hermes.store.query import ALL
@@ -72,7 +72,9 @@ def select(
         if whole:
             example = replace(example, record=reader.record(trajectory))
         elif version is not None:
-            example = in_version(example, reader.get(version))
+            trajectory = reader.get(version)
+            example = in_version(example, trajectory)
+            example = replace(example, unseen=unseen_thinking(reader, trajectory))
         if versions and not whole:
             example = replace(
                 example, ratings=tuple(_renamed(rating, versions) for rating in example.ratings)

@@ -1,8 +1,9 @@
 """Axolotl's `chat_template` type: messages with a flag on each: whether it is trained on.
 
 Trained on are the turns of this trajectory's model: turns copied from an earlier conversation (a retry, a
-continuation) are context only. Arguments of calls are objects, as chat templates expect them.
-The matching dataset entry of Axolotl's configuration is written by `--recipe axolotl`.
+continuation) are context only, as are those that another row of the same trajectory has as its own.
+Arguments of calls are objects, as chat templates expect them. The matching dataset entry of Axolotl's
+configuration is written by `--recipe axolotl`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from hermes.data.formats.turns import as_text, template_messages, to_tools
 
 
 def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
+    for part in example.as_seen():
+        yield _row(part, calls)
+
+
+def _row(example: Example, calls: ToolCallStyle) -> JSONObject:
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     learned = [step.kind is StepKind.MODEL for step in steps]
     if not any(learned):
@@ -28,7 +34,7 @@ def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
         messages, tools = list(as_text(example.messages, example.tools)), None
         flags = [next(said_by_model) if _is_model_turn(message) else False for message in messages]
     rows = template_messages(messages)
-    yield {
+    return {
         "id": example.id,
         "messages": [{**row, "train": flag} for row, flag in zip(rows, flags, strict=True)],
         "tools": tools,

@@ -41,6 +41,15 @@ class ToolCallStyle(StrEnum):
     """As text in the Hermes dialect, for models whose template does not (the bundled one)."""
 
 
+class Thinking(StrEnum):
+    """Which thinking of earlier turns the rows of training formats show."""
+
+    SEEN = "seen"
+    """What the model was shown; where that does not grow, a trajectory becomes several rows."""
+    ALL = "all"
+    """All, whatever the model was shown: one row a trajectory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     name: str

@@ -75,7 +75,7 @@ def header_from(row: JSONObject, tool_names: tuple[str, ...], whole: JSONObject)
         run_id=_text(row.get("run_id")),
         task_id=_text(row.get("task_id")),
         parent_id=_text(row.get("parent_id")),
-        relation=Relation(relation) if relation in set(Relation) else None,
+        relation=Relation(relation) if relation in _RELATIONS else None,
         tools=tool_names,
         metadata=metadata if isinstance(metadata, dict) else {},
     )
@@ -99,6 +99,9 @@ def number_from(row: JSONObject, name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+_SOURCES, _RELATIONS = frozenset(Source), frozenset(Relation)
+
+
 def content_id(candidate: JSON, created_at_ms: int, content: JSON) -> str:
     """The id given, if it is one of ours; else one that depends on time and content alone."""
     if (
@@ -110,11 +113,11 @@ def content_id(candidate: JSON, created_at_ms: int, content: JSON) -> str:
         return candidate
     digest = hashlib.blake2b(canonical_json([candidate, content]).encode("utf-8"), digest_size=10).digest()
     value = (max(created_at_ms, 0) << 80) | int.from_bytes(digest, "big")
-    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5)])
 
 
 def _source(name: JSON) -> Source:
-    return Source(name) if name in set(Source) else Source.IMPORT
+    return Source(name) if name in _SOURCES else Source.IMPORT
 
 
 def _text(value: JSON) -> str | None:

@@ -16,6 +16,7 @@ FORMATS: dict[str, Format] = {
         messages.FINETUNE,
         trl.OPENAI_PREFERENCE,
         trl.SFT,
+        trl.PROMPT_COMPLETION,
         trl.PREFERENCE,
         trl.UNPAIRED,
         trl.STEPWISE,

@@ -129,8 +129,10 @@ def _tool_value(message: Message) -> str:
 
 def _writer(roles: Roles) -> Callable[[Example, ToolCallStyle], Iterator[JSONObject]]:
     def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-        trajectory = example.trajectory
-        yield to_row(trajectory, example.tools, roles=roles, reward=example.reward, rating=example.rating)
+        for part in example.as_seen():
+            yield to_row(
+                part.trajectory, part.tools, roles=roles, reward=example.reward, rating=example.rating
+            )
 
     return write
 

@@ -35,8 +35,22 @@ _LOSES = ("spacing and order of argument text", "sampling, usage, token ids, tim
 def write_sft(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     if not any(message.role is Role.ASSISTANT for message in example.messages):
         raise UnfitError("the model never answered")
-    messages, tools = for_template(example, calls)
-    yield {"id": example.id, "messages": messages, "tools": tools}
+    for part in example.as_seen():
+        messages, tools = for_template(part, calls)
+        yield {"id": example.id, "messages": messages, "tools": tools}
+
+
+def write_prompt_completion(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
+    """What a row has to teach begins with its first answer that is the model's own."""
+    for part in example.as_seen():
+        steps = conversation_steps(part)
+        start = next((index for index, step in enumerate(steps) if step.kind is StepKind.MODEL), None)
+        if not start:
+            raise UnfitError("the model never answered" if start is None else "nothing precedes its answer")
+        prompt, (completion,), tools = _sides(
+            part.messages[:start], (part.messages[start:],), part.tools, calls
+        )
+        yield {"id": example.id, "prompt": prompt, "completion": completion, "tools": tools}
 
 
 def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
@@ -65,7 +79,7 @@ def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObjec
         raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
     for span in spans:
         completion = example.messages[span.start : span.stop]
-        prompt = example.messages[: span.start]
+        prompt = example.before(span.start)
         yield unpaired_row(example.id, prompt, completion, span.desirable, span.score, example.tools, calls)
 
 
@@ -147,6 +161,15 @@ SFT = Format(
     columns=(_ID, Column("messages", "template_messages", "the turns; call arguments are objects"), TOOLS),
     write=write_sft,
     read=read,
+    keeps=("role, content, thinking, order", "calls: id, name, the value of their arguments", "tool schemas"),
+    loses=_LOSES,
+)
+PROMPT_COMPLETION = Format(
+    name="trl-prompt-completion",
+    version=1,
+    summary="TRL SFTTrainer: prompt and completion, which alone has the loss",
+    columns=(_ID, _PROMPT, Column("completion", "template_messages", "what the model learns"), TOOLS),
+    write=write_prompt_completion,
     keeps=("role, content, thinking, order", "calls: id, name, the value of their arguments", "tool schemas"),
     loses=_LOSES,
 )

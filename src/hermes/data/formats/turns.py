@@ -17,6 +17,8 @@ from hermes.data.formats.base import BadRowError, ToolCallStyle, field
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import with_tools
 
+_ROLES = frozenset(Role)
+
 
 def to_tools(tools: Sequence[JSONObject]) -> list[JSONObject]:
     return [{"type": "function", "function": tool} for tool in tools]
@@ -117,7 +119,7 @@ def _message(item: JSON, index: int) -> Message:
     if not isinstance(item, dict):
         raise BadRowError(f"message {index} is not an object")
     role = item.get("role")
-    if role not in set(Role):
+    if role not in _ROLES:
         raise BadRowError(f"message {index} has the unknown role {json.dumps(role)}")
     content, images = _content(item.get("content"), index)
     reasoning = item.get("reasoning_content", item.get("reasoning"))

@@ -81,6 +81,9 @@ class PreferencePair:
     chosen_model: str = ""
     """The model that gave the chosen answer, as its trajectory names it."""
     rejected_model: str = ""
+    chosen_unseen: frozenset[tuple[int, int]] = frozenset()
+    """Thinking in the chosen turn that its later calls were not shown: `Example.unseen_within`."""
+    rejected_unseen: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +190,11 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
     chosen, rejected = rest_of_turn(left[start:]), rest_of_turn(right[start:])
     if [message_content(message) for message in chosen] == [message_content(message) for message in rejected]:
         raise UnfitError("the two differ only in what the user said later")
+    prompt = better.before(start)
+    if shared_prefix(prompt, worse.before(start)) < start:
+        raise UnfitError("the two models did not see the same context")
     return PreferencePair(
-        left[:start],
+        prompt,
         chosen,
         rejected,
         better.id,
@@ -201,6 +207,8 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
         claim.ratings,
         better.trajectory.header.model,
         worse.trajectory.header.model,
+        better.unseen_within(start),
+        worse.unseen_within(start),
     )
 
 

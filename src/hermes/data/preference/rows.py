@@ -71,6 +71,8 @@ class RatedSpan:
     """Ids of the rating events that the score is made of."""
     model: str = ""
     """The model that gave the answer, as its trajectory names it."""
+    unseen: frozenset[tuple[int, int]] = frozenset()
+    """Thinking in the completion that its later calls were not shown: `Example.unseen_within`."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class RowSource:
             tuple(rating.rater for rating in verdict.ratings),
             tuple(rating.id for rating in verdict.ratings),
             example.trajectory.header.model,
+            example.unseen_within(verdict.start),
         )
 
     def _pairs(self, candidates: Sequence[PairCandidate]) -> Iterator[PreferencePair]:
@@ -181,7 +184,7 @@ class RowSource:
 
     def _context(self, example: Example, start: int) -> ModelInput:
         """What was before the message at `start` when the model wrote it."""
-        recorded = ModelInput(example.messages[:start], example.tools)
+        recorded = ModelInput(example.before(start), example.tools)
         step = conversation_steps(example)[start]
         if not self.as_seen or step.kind is not StepKind.MODEL:
             return recorded

@@ -16,7 +16,7 @@ from enum import StrEnum
 from hermes.core import JSON, JSONObject, Message, Step, ToolCall
 from hermes.data.example import Example
 from hermes.data.formats import record
-from hermes.safety.patterns import PatternHit, RedactionLayer, find
+from hermes.safety.patterns import PatternHit, RedactionLayer, find, may_match
 from hermes.safety.redact import MARKER, Redactor
 from hermes.store import Filter, Reader
 
@@ -59,6 +59,8 @@ class Scrubber:
         """The example without secrets, counted in `report`."""
         if self._level is RedactionLevel.NONE:
             return example
+        if self._is_clean("\n".join(_all_texts(example))):
+            return example
         before = self.report.hits.copy()
         trajectory = example.trajectory
         steps = tuple(self._step(step) for step in trajectory.steps)
@@ -82,6 +84,11 @@ class Scrubber:
         return replace(
             example, trajectory=replace(trajectory, header=header, steps=steps, outcome=outcome), tools=tools
         )
+
+    def _is_clean(self, text: str) -> bool:
+        """Whether no expression matches anywhere, so that none does in a part of the text."""
+        layers = _LAYERS.get(self._level, ())
+        return not self._redactor.may_change(text) and not any(may_match(text, layer) for layer in layers)
 
     def record(self, row: JSONObject) -> JSONObject:
         """A row of the format `record` without secrets, raw replies and settings included; counted too."""
@@ -120,7 +127,7 @@ class Scrubber:
         """A text as the value of its key, so that the key's name counts."""
         if not isinstance(value, str):
             return self.json(value)
-        both = f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        both = _pair_text(key, value)
         redacted = self.text(both)
         if redacted == both:
             return value
@@ -154,6 +161,42 @@ class Scrubber:
         if (arguments, error) == (call.arguments, call.error):
             return call
         return replace(call, arguments=arguments, error=error)
+
+
+def _all_texts(example: Example) -> Iterator[str]:
+    """Every text that `Scrubber.example` looks at, as it looks at it."""
+    trajectory = example.trajectory
+    for step in trajectory.steps:
+        message = step.message
+        yield message.content
+        if message.reasoning is not None:
+            yield message.reasoning
+        for call in message.tool_calls:
+            yield call.arguments
+            yield call.error or ""
+        yield from message.images
+    yield from _json_texts([trajectory.header.metadata, trajectory.header.task_id, *example.tools])
+    if trajectory.outcome is not None:
+        yield trajectory.outcome.detail or ""
+
+
+def _json_texts(value: JSON) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _json_texts(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, str):
+                yield _pair_text(key, item)
+                yield item
+            else:
+                yield from _json_texts(item)
+
+
+def _pair_text(key: str, value: str) -> str:
+    return f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
 
 
 def _replace(text: str, hits: Sequence[PatternHit]) -> str:

@@ -192,11 +192,9 @@ def _mode_defaults(cls: type[EnvHooks], mode: str, defaults: Any) -> dict[str, A
     if defaults.wandb_name is None and cls.name is not None:
         changed["wandb_name"] = cls.name
     if mode == "process":
-        changed |= {"ensure_scores_are_not_same": False, "include_messages": True, "use_wandb": True}
+        changed |= {"ensure_scores_are_not_same": False, "include_messages": True}
         if defaults.data_path_to_save_groups is None:
             changed["data_path_to_save_groups"] = f"data/{cls.name or 'groups'}.jsonl"
-    if mode == "evaluate":
-        changed["use_wandb"] = True
     return changed
 
 

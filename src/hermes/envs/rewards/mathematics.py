@@ -1,91 +1,25 @@
-"""Rewards for mathematical answers: equal in value, whatever the notation (math-verify).
-
-An answer that batches would accept (`batch.exact`) is right; any other is parsed and compared by math-verify
-in a worker that can be killed. A very long answer, or one with nested powers, is wrong without evaluation,
-and so is one whose evaluation uses up the time or memory of its process. An expected answer that does not
-parse, or that cannot be compared with itself, is a failure of the grader.
-"""
+"""Rewards for mathematical answers: equal in value, whatever the notation (`batch.grading.mathematics`)."""
 
 from __future__ import annotations
 
-import logging
-import re
-from typing import Any
-
-from hermes.batch.exact import last_box, matches
+from hermes.batch.grading.mathematics import MathComparison, final_answer
 from hermes.envs.rewards.former_names import accepts_former
-from hermes.envs.rewards.number import final_number, read_number
-from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
-from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
+from hermes.envs.rewards.result import RewardResult, failed, passed
 
-_MAX_CHARS = 300
-_NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
-_MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
+__all__ = ["MathGrader", "final_answer"]
 
 
 class MathGrader:
-    """Compares answers by value, in one worker process; `close` ends it."""
+    """Grades answers by value, in one worker process; `close` ends it."""
 
     def __init__(self, timeout_s: float = 10.0) -> None:
-        self._worker = GraderProcess("hermes.envs.rewards.mathematics", timeout_s)
+        self._comparison = MathComparison(timeout_s)
 
     @accepts_former(answer="response")
     def grade(self, response: str, expected: str) -> RewardResult:
         """1 if the final answer of the response equals the expected one."""
-        expected_number = read_number(expected)
-        candidate = final_answer(response)
-        if not candidate.strip():
-            return failed("the answer is empty")
-        if matches(response, expected) or (
-            expected_number is not None and final_number(candidate) == expected_number
-        ):
-            return passed()
-        if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):
-            return failed("the answer is not in a form that can be compared")
-        try:
-            verdict = self._worker.call("compare", expected=expected, candidate=candidate)
-        except EvaluationExhaustedError as error:
-            self._worker.call("compare", expected=expected, candidate=expected)  # raises if that is to blame
-            return failed(f"the answer cannot be evaluated: {error.message}")
-        if verdict == "unreadable":
-            raise GraderError(f"the expected answer '{expected}' cannot be parsed as mathematics")
-        return passed() if verdict == "equal" else failed(f"not equal to {expected}")
+        difference = self._comparison.difference(response, expected)
+        return passed() if difference is None else failed(difference)
 
     def close(self) -> None:
-        self._worker.close()
-
-
-def final_answer(text: str) -> str:
-    """The part of a response to grade: the last box, else the text after the last answer mark, else all."""
-    box = last_box(text)
-    if box is not None:
-        return box
-    marks = list(_MARK.finditer(text))
-    if marks:
-        return text[marks[-1].end() :].strip()
-    return text.strip()
-
-
-def preload() -> None:
-    """Imports the packages and reads their grammar, once for all calls."""
-    compare("x^2", r"\frac{1}{2}")
-
-
-def compare(expected: str, candidate: str) -> str:
-    """`equal`, `different`, or `unreadable` (expected). Runs in the worker, which limits its time."""
-    from math_verify import parse, verify  # type: ignore[import-untyped]
-
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns of a missing time limit, which the worker has
-
-    def read(text: str) -> list[Any]:
-        forms = (f"${text}$", text)
-        attempts = (parse(form, fallback_mode="no_fallback", parsing_timeout=None) for form in forms)
-        return next((expressions for expressions in attempts if expressions), [])
-
-    gold = read(expected)
-    if not gold:
-        return "unreadable"
-    target = read(candidate)
-    return "equal" if target and verify(gold, target, timeout_seconds=None) else "different"
+        self._comparison.close()

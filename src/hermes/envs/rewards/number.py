@@ -7,24 +7,12 @@ that it costs nothing to compare.
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 
 from hermes.batch import exact
+from hermes.batch.exact import final_number, plain
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
-from hermes.envs.rewards.text import normalised
-
-_MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
-
-
-def final_number(text: str) -> Fraction | None:
-    """The first number after the last answer mark, or else the last number; None if there is none."""
-    marks = list(_MARKS.finditer(text))
-    if marks:
-        return next(iter(_numbers(text[marks[-1].end() :])), None)
-    numbers = _numbers(text)
-    return numbers[-1] if numbers else None
 
 
 @accepts_former(answer="response")
@@ -43,12 +31,7 @@ def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardRe
 
 def read_number(text: str) -> Fraction | None:
     """The number that the whole text spells; None if it does not spell one."""
-    return exact.read_number(normalised(text))
-
-
-def _numbers(text: str) -> list[Fraction]:
-    values = (exact.read_number(match.group()) for match in exact.NUMBER.finditer(normalised(text)))
-    return [number for number in values if number is not None]
+    return exact.read_number(plain(text))
 
 
 def _abbreviated(number: Fraction) -> str:

@@ -7,31 +7,24 @@ characters neither spoil a right answer nor hide a long one.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hermes.batch.exact import plain
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 
 if TYPE_CHECKING:
     import re2  # type: ignore[import-untyped]
 
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 _WORD = re.compile(r"\w+(?:['’]\w+)*", re.UNICODE)
 _LONGEST_WORD = 24
 """A longer run of letters counts as one word for every so many characters."""
 
 
-def normalised(text: str) -> str:
-    """NFKC, case folded, without invisible characters, with single spaces."""
-    plain = _INVISIBLE.sub(" ", unicodedata.normalize("NFKC", text))
-    return " ".join(plain.casefold().split())
-
-
 def words(text: str) -> list[str]:
     """The words of a text, normalised; a run of letters longer than any word is cut into several."""
-    runs = _WORD.findall(normalised(text).replace("_", " "))
+    runs = _WORD.findall(plain(text).replace("_", " "))
     return [
         word[start : start + _LONGEST_WORD] for word in runs for start in range(0, len(word), _LONGEST_WORD)
     ]
@@ -47,7 +40,7 @@ def exact_match(response: str, expected: str) -> RewardResult:
 
 
 def _comparable(text: str) -> str:
-    return normalised(text).rstrip(".!").strip("\"'` ")
+    return plain(text).rstrip(".!").strip("\"'` ")
 
 
 @accepts_former(answer="response")

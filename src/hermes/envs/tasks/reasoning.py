@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.core import JSON, JSONObject
 from hermes.core.names import did_you_mean, nearest
 from hermes.envs.rewards.result import RewardResult, failed
-from hermes.envs.rewards.worker import EvaluationExhaustedError, GraderProcess
 from hermes.envs.tasks.split import Split, split_of
 from hermes.errors import MissingDependencyError, UsageError
 

@@ -135,4 +135,4 @@ class LocalChat:
             tokens=reply.tokens,
             parser="hermes" if reply.message.tool_calls else None,
         )
-        return ChatReply(reply.message, call)
+        return ChatReply(reply.message, call, reply.seen)

@@ -20,8 +20,9 @@ from hermes.models.local.bundled import read_manifest
 from hermes.models.local.decode import DecodedToken, Decoder, TokenSampling
 from hermes.models.local.torch_threads import import_torch
 from hermes.models.parsers import get_parser
+from hermes.models.render.escape import Rendered
 from hermes.models.render.prompting import with_tools
-from hermes.models.render.template import encode_chat, result_role
+from hermes.models.render.template import encode, render_chat, result_role, seen_thinking
 from hermes.models.tokens.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class LocalReply:
     """The text as generated, and the sampling parameters as they were applied."""
     first_token_at: float
     """By time.perf_counter."""
+    seen: tuple[Message, ...] | None
+    """See `ChatReply`."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,12 @@ class LocalModel:
         self, request: ChatRequest, cancelled: Callable[[], bool], on_text: Callable[[str], None]
     ) -> LocalReply:
         """The answer to `request`; `on_text` is called with text to display. GenerationCancelledError."""
-        plain = with_tools(request.messages, request.tools, PARSER, self.result_role)
-        prompt_ids = encode_chat(self.tokenizer, plain)
+
+        def prompt(messages: tuple[Message, ...]) -> Rendered:
+            plain = with_tools(messages, request.tools, PARSER, self.result_role)
+            return render_chat(self.tokenizer, plain)
+
+        prompt_ids = encode(self.tokenizer, prompt(request.messages))
         longest = min(request.sampling.max_tokens or DEFAULT_MAX_TOKENS, self._room(prompt_ids))
         parameters = self._parameters(request.sampling)
         stream = TextStream(self.tokenizer, request.sampling.stop, CALL_MARK)
@@ -94,6 +101,7 @@ class LocalModel:
             usage=self._usage(prompt_ids, sampled),
             raw={"text": stream.text, "sampling": {**asdict(parameters), "max_tokens": longest}},
             first_token_at=first_token_at,
+            seen=seen_thinking(request.messages, prompt),
         )
 
     def _room(self, prompt_ids: Sequence[int]) -> int:

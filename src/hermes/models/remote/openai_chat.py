@@ -129,7 +129,7 @@ class OpenAIChat(RemoteModel, ChatModel):
             tokens=read_trace(raw, choice),
             parser=read.parser,
         )
-        return ChatReply(read.message, call)
+        return ChatReply(read.message, call, wire.seen(request.messages, self._dialect))
 
 
 def _parser(name: str | None) -> ToolCallParser | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from hermes.core import JSON, JSONObject, Message, Role, Sampling, ToolCall
+from hermes.core.message import hide_thinking
 from hermes.models.fields import as_object, as_objects, as_text
 
 if TYPE_CHECKING:
@@ -84,6 +85,13 @@ def message_to_wire(message: Message, dialect: Dialect) -> JSONObject:
     if dialect.send_reasoning and message.reasoning is not None:
         data["reasoning_content"] = message.reasoning
     return data
+
+
+def seen(messages: Sequence[Message], dialect: Dialect) -> tuple[Message, ...] | None:
+    """The messages as they were sent, if that is without their thinking; None: with all of it."""
+    if dialect.send_reasoning or all(message.reasoning is None for message in messages):
+        return None
+    return hide_thinking(messages, range(len(messages)))
 
 
 def _call_to_wire(call: ToolCall) -> JSONObject:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence, Set
+import secrets
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hermes.core import JSON, JSONObject, Message, Role
+from hermes.core.message import hide_thinking
 from hermes.errors import ProviderError
 from hermes.models.render.escape import Rendered, SpecialTokenEscaper, literal, special_pattern
 from hermes.models.render.jinja import TemplateRefusalError
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
-    """The ids of the prompt, ending with the opening of the assistant's turn."""
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> Rendered:
+    """The prompt of a conversation of plain text, ending with the opening of the assistant's turn."""
     turns = [{"role": message.role.value, "content": message.content} for message in messages]
-    return encode(tokenizer, render(tokenizer, turns))
+    return render(tokenizer, turns)
 
 
 def render(
@@ -51,6 +54,26 @@ def render(
         add_generation_prompt=add_generation_prompt,
     )
     return escaper.restore(text)
+
+
+def seen_thinking(
+    messages: Sequence[Message], render: Callable[[tuple[Message, ...]], Rendered]
+) -> tuple[Message, ...] | None:
+    """The messages without the thinking that the template drops from earlier turns; None if it drops none."""
+    marks = {
+        index: f"thinking-{index}-{secrets.token_hex(8)}"
+        for index, message in enumerate(messages)
+        if message.reasoning is not None
+    }
+    if not marks:
+        return None
+    marked = (
+        replace(message, reasoning=marks[index]) if index in marks else message
+        for index, message in enumerate(messages)
+    )
+    text = render(tuple(marked)).text
+    hidden = {index for index, mark in marks.items() if mark not in text}
+    return hide_thinking(messages, hidden) if hidden else None
 
 
 def render_content(tokenizer: PreTrainedTokenizerBase, text: str) -> Rendered:

@@ -22,7 +22,7 @@ from hermes.core import Message, ModelCall, Role, Sampling, ToolCall
 from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.render.escape import Rendered
-from hermes.models.render.template import encode, render_content
+from hermes.models.render.template import encode, render_content, seen_thinking
 
 if TYPE_CHECKING:
     from hermes.models.render.chat import ChatRenderer
@@ -108,7 +108,10 @@ class TokenChat:
             tokens=reply.tokens,
             parser=self._renderer.parser.name if message.tool_calls else None,
         )
-        return ChatReply(message, call)
+        seen = seen_thinking(
+            request.messages, lambda messages: self._renderer.render(replace(request, messages=messages), {})
+        )
+        return ChatReply(message, call, seen)
 
     async def close(self) -> None:
         """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,16 +226,15 @@ def read_groups(path: Path) -> list[JSONObject]:
 
 
 def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
-    scores = [[float(score) for score in group["scores"]] for group in groups]
     rows = [
         {
             "step": number,
-            "completions": len(group),
-            "correct": sum(score > 0 for score in group),
-            "mean_score": sum(group) / len(group),
+            "completions": len(group["scores"]),
+            "correct": sum(_successes(group)),
+            "mean_score": sum(map(float, group["scores"])) / len(group["scores"]),
         }
-        for number, group in enumerate(scores, start=1)
-        if group
+        for number, group in enumerate(groups, start=1)
+        if group["scores"]
     ]
     total = sum(row["completions"] for row in rows)
     correct = sum(row["correct"] for row in rows)
@@ -248,6 +248,14 @@ def _figures(groups: Sequence[JSONObject], steps: int) -> dict[str, Any]:
         "steps_with_correct": solved_steps,
         "step_success_rate": solved_steps / len(rows) if rows else 0.0,
     }
+
+
+def _successes(group: JSONObject) -> Iterator[bool]:
+    """The environment's verdict on each completion; of one that gives none, whether its score is above 0."""
+    overrides = group.get("overrides") or []
+    for score, facts in zip_longest(group["scores"], overrides[: len(group["scores"])]):
+        success = (facts or {}).get("success")
+        yield float(score) > 0 if success is None else bool(success)
 
 
 def _file_name(model: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.core import JSONObject, Message, Role, StepKind, canonical_json, content_hash
-from hermes.core.message import pair_results
+from hermes.core.message import hide_thinking, pair_results
 from hermes.data.example import Example
 from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.export.split import Side, group_tasks, side_of, store_groups
@@ -107,9 +107,16 @@ def gather(
 
 
 def examples_of(
-    messages: Sequence[Message], in_loss: Sequence[bool], tools: Sequence[JSONObject], renderer: ChatRenderer
+    messages: Sequence[Message],
+    in_loss: Sequence[bool],
+    tools: Sequence[JSONObject],
+    renderer: ChatRenderer,
+    unseen: Set[tuple[int, int]] = frozenset(),
 ) -> list[SftExample]:
-    """The conversation as contexts that grow; `in_loss[i]`: whether message i is trained on."""
+    """The conversation as contexts that grow; `in_loss[i]`: whether message i is trained on.
+
+    `unseen`: the thinking that the model was not shown, as in `Example`.
+    """
     tokenizer = renderer.tokenizer
     end = Rendered(str(tokenizer.eos_token))
     contexts: list[tuple[list[int], list[bool]]] = []
@@ -117,7 +124,8 @@ def examples_of(
     for index, message in enumerate(messages):
         if message.role is not Role.ASSISTANT or not in_loss[index]:
             continue
-        prompt = renderer.render(ChatRequest(tuple(messages[:index]), tuple(tools)), {})
+        before = hide_thinking(messages[:index], {earlier for answer, earlier in unseen if answer == index})
+        prompt = renderer.render(ChatRequest(before, tuple(tools)), {})
         reply = render_content(tokenizer, assistant_text(message, renderer.parser)) + end
         continues = context is not None and prompt.continues(context)
         prompt_ids = encode(tokenizer, prompt, len(context.text) if continues and context else 0)
@@ -141,7 +149,7 @@ def _sft_examples(
         return
     in_loss = [step.kind is StepKind.MODEL and index not in excluded for index, step in enumerate(steps)]
     messages = pair_results([step.message for step in steps])
-    yield from examples_of(messages, in_loss, example.tools, renderer)
+    yield from examples_of(messages, in_loss, example.tools, renderer, example.unseen)
 
 
 def _excluded_turns(row: JSONObject) -> set[int]:

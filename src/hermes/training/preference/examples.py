@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -41,6 +41,8 @@ class RatedCompletion:
     """None: neither."""
     task: str
     tools: tuple[JSONObject, ...] = ()
+    unseen: frozenset[tuple[int, int]] = frozenset()
+    """Thinking in the completion that its later calls were not shown: `Example.unseen_within`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,16 @@ def render_completion(
     completion: Sequence[Message],
     tools: Sequence[JSONObject],
     renderer: ChatRenderer,
+    unseen: Set[tuple[int, int]] = frozenset(),
 ) -> RenderedCompletion:
+    """`unseen`: the thinking in the completion that its later answers were not shown, by position in it."""
     messages = pair_results([*prompt, *completion])
     in_loss = [
         index >= len(prompt) and message.role is Role.ASSISTANT for index, message in enumerate(messages)
     ]
-    return RenderedCompletion(tuple(examples_of(messages, in_loss, tools, renderer)))
+    start = len(prompt)
+    shifted = {(answer + start, earlier + start) for answer, earlier in unseen}
+    return RenderedCompletion(tuple(examples_of(messages, in_loss, tools, renderer, shifted)))
 
 
 def consistent_pairs(pairs: Iterable[PreferencePair], left_out: Counter[str]) -> list[PreferencePair]:
@@ -133,8 +139,8 @@ def pair_examples(
         if any(message.images for message in (*pair.prompt, *pair.chosen, *pair.rejected)):
             left_out["it has images"] += 1
             continue
-        chosen = render_completion(pair.prompt, pair.chosen, pair.tools, renderer)
-        rejected = render_completion(pair.prompt, pair.rejected, pair.tools, renderer)
+        chosen = render_completion(pair.prompt, pair.chosen, pair.tools, renderer, pair.chosen_unseen)
+        rejected = render_completion(pair.prompt, pair.rejected, pair.tools, renderer, pair.rejected_unseen)
         if max(chosen.longest, rejected.longest) > longest:
             left_out[f"longer than {longest} tokens"] += 1
         elif not chosen.trained_tokens or not rejected.trained_tokens:
@@ -164,7 +170,7 @@ def unpaired_examples(
         if any(message.images for message in (*rated.prompt, *rated.completion)):
             left_out["it has images"] += 1
             continue
-        completion = render_completion(rated.prompt, rated.completion, rated.tools, renderer)
+        completion = render_completion(rated.prompt, rated.completion, rated.tools, renderer, rated.unseen)
         if completion.longest > longest:
             left_out[f"longer than {longest} tokens"] += 1
         elif not completion.trained_tokens:

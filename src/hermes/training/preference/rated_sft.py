@@ -35,5 +35,5 @@ def from_ratings(
         elif any(message.images for message in (*span.prompt, *span.completion)):
             left_out["it has images"] += 1
         else:
-            completion = render_completion(span.prompt, span.completion, span.tools, renderer)
+            completion = render_completion(span.prompt, span.completion, span.tools, renderer, span.unseen)
             yield from (replace(context, task=span.task) for context in completion.contexts)

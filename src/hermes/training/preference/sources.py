@@ -61,7 +61,9 @@ def from_store(
         groups=store_groups(reader),
     )
     rated = tuple(
-        RatedCompletion(span.prompt, span.completion, span.score, span.desirable, span.task, span.tools)
+        RatedCompletion(
+            span.prompt, span.completion, span.score, span.desirable, span.task, span.tools, span.unseen
+        )
         for span in rows.spans
     )
     ids = {pair.chosen_id for pair in rows.pairs} | {pair.rejected_id for pair in rows.pairs}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hermes.core import Header, JSONObject, Message, Relation, Step, Usage
+from hermes.core.message import hide_thinking
 from hermes.core.outcome import COMPLETED
 from hermes.data.compress.folding.plan import FoldSettings, Strategy
 from hermes.data.compress.run.job import CompressItem, CompressResult, InputKind
@@ -189,7 +190,9 @@ def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None
     if reader.count(Filter(ids=(done.derived_id,))):
         return
     parent = reader.get(done.notes["parent_id"])
-    tools = load(reader, parent).tools
+    example = load(reader, parent)
+    kept = [index for index, message in enumerate(done.messages) if message is not None]
+    unseen = {(kept.index(i), kept.index(j)) for i, j in example.unseen if i in kept and j in kept}
     steps = _steps([step for step in parent.steps if not step.ephemeral], done)
     header: Header = replace(
         parent.header,
@@ -200,9 +203,10 @@ def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None
     )
     writer.begin(header)
     history: list[Message] = []
-    for step in steps:
-        context = tuple(history) if step.call else None
-        writer.append(header.id, step, context=context, tools=tools if step.call else ())
+    for index, step in enumerate(steps):
+        shown = hide_thinking(history, {earlier for answer, earlier in unseen if answer == index})
+        context = shown if step.call else None
+        writer.append(header.id, step, context=context, tools=example.tools if step.call else ())
         history.append(step.message)
     writer.finish(header.id, parent.outcome or COMPLETED).result()
 

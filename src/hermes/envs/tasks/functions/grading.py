@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, permutations, zip_longest
 
+from hermes.batch.exact import plain
 from hermes.core import JSON, JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
-from hermes.envs.rewards.text import normalised
 from hermes.envs.tasks.functions.requests import ExpectedCall
 
 _MAX_MATCHED_CALLS = 6
@@ -159,7 +159,7 @@ def _same_argument(actual: JSON, expected: JSON, spec: JSONObject) -> bool:
         case _ if "enum" in spec:
             return bool(actual == expected)
         case _:
-            return isinstance(actual, str) and normalised(actual) == normalised(expected)
+            return isinstance(actual, str) and plain(actual) == plain(expected)
 
 
 def _is_number(value: JSON) -> bool:

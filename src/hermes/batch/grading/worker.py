@@ -28,9 +28,9 @@ from functools import cache
 from pathlib import Path
 
 import hermes
+from hermes.batch.reward import GraderError
 from hermes.core import JSON, JSONObject
 from hermes.core.processors import usable_processors
-from hermes.envs.rewards.result import GraderError
 from hermes.sandbox.open import unusable_reason
 
 _START_TIMEOUT_S = 120.0
@@ -38,7 +38,7 @@ _START_TIMEOUT_S = 120.0
 _WALL_FACTOR, _WALL_EXTRA_S = 6, 20.0
 """The processor time may take this much longer on a busy machine."""
 _MIN_CONCURRENT = 4
-_EVALUATOR = "hermes.envs.rewards.evaluator"
+_EVALUATOR = "hermes.batch.grading.evaluator"
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
