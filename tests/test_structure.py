@@ -19,7 +19,7 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1105,
-    "batch": 5058,
+    "batch": 5060,
     "cli": 9735,
     "cluster": 229,
     "compat": 3668,
