@@ -67,12 +67,12 @@ def plain(text: str) -> str:
 def final_number(text: str) -> Fraction | None:
     """The first number after the last answer mark, or else the last number; None if there is none."""
     marks = list(_NUMBER_MARKS.finditer(text))
-    numbers = [
+    spelled = [
         read_number(match.group())
         for match in NUMBER.finditer(plain(text[marks[-1].end() :] if marks else text))
     ]
-    known = [number for number in numbers if number is not None]
-    return (known[0] if marks else known[-1]) if known else None
+    numbers = [number for number in spelled if number is not None]
+    return (numbers[0] if marks else numbers[-1]) if numbers else None
 
 
 def final_part(answer: str) -> str:
