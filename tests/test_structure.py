@@ -25,7 +25,7 @@ BUDGET = {
     "compat": 3668,
     "config": 2635,
     "core": 1568,
-    "data": 9646,
+    "data": 9649,
     "disk": 468,
     "engine": 19487,
     "envs": 12902,
