@@ -19,13 +19,13 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1105,
-    "batch": 5092,
+    "batch": 5094,
     "cli": 9785,
     "cluster": 229,
     "compat": 3668,
     "config": 2664,
     "core": 1593,
-    "data": 9644,
+    "data": 9649,
     "disk": 468,
     "engine": 19729,
     "envs": 12915,

@@ -16,7 +16,7 @@ from hermes.batch.compare.scores import (
     sign_test,
     task_means,
 )
-from hermes.batch.exact import final_part, matches, normalise
+from hermes.batch.grading.answers import final_part, matches, normalise
 from hermes.core.stats import bootstrap, wilson
 from hermes.data.formats.batch import dataset_row
 from tests.batch.made import row, usage

@@ -48,9 +48,9 @@ def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
         for kind, name in names.items():
             if name is None or reader.summaries(conditions[kind], limit=1):
                 continue
-            known = reader.names(kind)
-            hint = did_you_mean(nearest(name, known))
+            candidates = reader.names(kind)
+            hint = did_you_mean(nearest(name, candidates))
             if refuse:
-                listing = f"--{kind}: {', '.join(known[:8])}" if known else "see hermes trajectories list"
+                listing = ", ".join(candidates[:8]) or "nothing is recorded yet"
                 raise UsageError(f"no trajectory has the {kind} '{name}'", hint or listing)
             click.echo(f"no trajectory has the {kind} '{name}'{hint and f'; {hint}'}", err=True)

@@ -78,22 +78,22 @@ class Example:
             return
         steps = [step for step in self.trajectory.steps if not step.ephemeral]
         answers = [index for index, step in enumerate(steps) if step.kind is StepKind.MODEL]
-        start, shown = 0, self.before(answers[0])
+        start, row_messages = 0, self.before(answers[0])
         for index, end in zip(answers, [*answers[1:], len(steps)], strict=True):
             before = self.before(index)
-            if before != shown:
-                yield self._part(steps[:index], start, shown)
-                start, shown = index, before
-            shown = (*shown, *(step.message for step in steps[index:end]))
-        yield self._part(steps, start, shown)
+            if before != row_messages:
+                yield self._part(steps[:index], start, row_messages)
+                start, row_messages = index, before
+            row_messages = (*row_messages, *(step.message for step in steps[index:end]))
+        yield self._part(steps, start, row_messages)
 
-    def _part(self, steps: Sequence[Step], start: int, shown: Sequence[Message]) -> Example:
-        """The steps with the messages as shown; answers before `start` are input."""
+    def _part(self, steps: Sequence[Step], start: int, messages: Sequence[Message]) -> Example:
+        """The steps with these messages; answers before `start` are input."""
         part = tuple(
             replace(step, kind=StepKind.INPUT, call=None, message=message)
             if index < start and step.kind is StepKind.MODEL
             else replace(step, message=message)
-            for index, (step, message) in enumerate(zip(steps, shown, strict=True))
+            for index, (step, message) in enumerate(zip(steps, messages, strict=True))
         )
         return replace(self, trajectory=replace(self.trajectory, steps=part), unseen=frozenset())
 
@@ -149,10 +149,10 @@ def _unseen_by(
         messages, _ = reader.model_input(trajectory.header.id, step)
     except UsageError:
         return
-    seen = [message for message in messages if message.role is Role.ASSISTANT]
-    if len(seen) != len(answers):
+    assistant_messages = [message for message in messages if message.role is Role.ASSISTANT]
+    if len(assistant_messages) != len(answers):
         return
-    for (position, answer), message in zip(answers, seen, strict=True):
+    for (position, answer), message in zip(answers, assistant_messages, strict=True):
         if position >= 0 and answer.message.reasoning is not None and message.reasoning is None:
             yield position
 

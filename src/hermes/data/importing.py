@@ -92,10 +92,10 @@ def import_files(
                     example = _with_new_id(example, [example.id, before])  # two samples with equal content
                 if reader.exists(example.id):
                     example = _avoid_cut_trajectory(reader, example)
-                    known = reader.exists(example.id)
+                    is_stored = reader.exists(example.id)
                 else:
-                    known = example.id in imported_ids
-                if known:
+                    is_stored = example.id in imported_ids
+                if is_stored:
                     done.known += 1
                     continue
             imported_ids.add(example.id)

@@ -17,7 +17,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
 
-from hermes.batch.exact import normalise
+from hermes.batch.grading.answers import normalise
 from hermes.core import JSONObject
 from hermes.core.stats import Interval, bootstrap, quantile, wilson
 

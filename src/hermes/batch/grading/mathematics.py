@@ -1,7 +1,7 @@
 """Whether two answers are equal in value, whatever the notation: the comparison of batches and environments.
 
-What `batch.exact` calls equal is equal, and so is a final number that is the expected one; any other answer
-is parsed and compared by math-verify in a worker that can be killed. A very long answer, or one with nested
+Equal is what `grading.answers` calls equal, and a final number that is the expected one; any other answer is
+parsed and compared by math-verify in a worker that can be killed. A very long answer, or one with nested
 powers, is wrong without evaluation, and so is one whose evaluation uses up the time or memory of its process.
 An expected answer that does not parse, or that cannot be compared with itself, is a failure of the grader.
 """
@@ -12,7 +12,7 @@ import logging
 import re
 from typing import Any
 
-from hermes.batch.exact import final_number, last_box, matches, plain, read_number
+from hermes.batch.grading.answers import final_number, last_box, matches, plain, read_number
 from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.batch.reward import GraderError
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hermes.batch import exact
-from hermes.batch.exact import final_number, plain
+from hermes.batch.grading import answers
+from hermes.batch.grading.answers import final_number, plain
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 
@@ -31,7 +31,7 @@ def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardRe
 
 def read_number(text: str) -> Fraction | None:
     """The number that the whole text spells; None if it does not spell one."""
-    return exact.read_number(plain(text))
+    return answers.read_number(plain(text))
 
 
 def _abbreviated(number: Fraction) -> str:

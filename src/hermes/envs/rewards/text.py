@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hermes.batch.exact import plain
+from hermes.batch.grading.answers import plain
 from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 

@@ -108,10 +108,10 @@ class TokenChat:
             tokens=reply.tokens,
             parser=self._renderer.parser.name if message.tool_calls else None,
         )
-        seen = seen_thinking(
+        input_messages = seen_thinking(
             request.messages, lambda messages: self._renderer.render(replace(request, messages=messages), {})
         )
-        return ChatReply(message, call, seen)
+        return ChatReply(message, call, input_messages)
 
     async def close(self) -> None:
         """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""

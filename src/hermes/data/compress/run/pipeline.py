@@ -191,8 +191,13 @@ def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None
         return
     parent = reader.get(done.notes["parent_id"])
     example = load(reader, parent)
-    kept = [index for index, message in enumerate(done.messages) if message is not None]
-    unseen = {(kept.index(i), kept.index(j)) for i, j in example.unseen if i in kept and j in kept}
+    positions = [index for index, message in enumerate(done.messages) if message is not None]
+    new_positions = {old: new for new, old in enumerate(positions)}
+    unseen = {
+        (new_positions[i], new_positions[j])
+        for i, j in example.unseen
+        if i in new_positions and j in new_positions
+    }
     steps = _steps([step for step in parent.steps if not step.ephemeral], done)
     header: Header = replace(
         parent.header,
@@ -204,8 +209,8 @@ def record_derived(reader: Reader, writer: Writer, done: CompressResult) -> None
     writer.begin(header)
     history: list[Message] = []
     for index, step in enumerate(steps):
-        shown = hide_thinking(history, {earlier for answer, earlier in unseen if answer == index})
-        context = shown if step.call else None
+        context_messages = hide_thinking(history, {earlier for answer, earlier in unseen if answer == index})
+        context = context_messages if step.call else None
         writer.append(header.id, step, context=context, tools=example.tools if step.call else ())
         history.append(step.message)
     writer.finish(header.id, parent.outcome or COMPLETED).result()

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, permutations, zip_longest
 
-from hermes.batch.exact import plain
+from hermes.batch.grading.answers import plain
 from hermes.core import JSON, JSONObject, ToolCall
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.tasks.functions.requests import ExpectedCall

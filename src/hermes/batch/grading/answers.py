@@ -1,0 +1,121 @@
+"""Texts and numbers of answers: the part that is final, its normal form, and whether two are equal as such.
+
+Nothing is evaluated here: `grading.mathematics` does that.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+
+from hermes.core import JSON
+
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+_MARKED = re.compile(
+    r"^\W*(?:####|(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)[\s*_`]*(.*)$", re.IGNORECASE | re.MULTILINE
+)
+_STATED = re.compile(r"\banswer\s+is\s+(.+?)(?:\.(?=\s|$)|[!?]|$)", re.IGNORECASE | re.MULTILINE)
+NUMBER = re.compile(
+    r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d{1,3}(?!\d))?(?:/\d+)?", re.ASCII
+)
+"""In normalised text."""
+_NUMBER_MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
+_COMMAND = re.compile(r"\\[a-zA-Z]+|\b(?:sin|cos|tan|log|exp|sqrt|inf)\b")
+_SEVERAL_NUMBERS = re.compile(r"\d\s*[-/.:]\s*\d+\s*[-/.:]\s*\d|\d\s?[-:]\s?\d", re.ASCII)
+"""Dates, times, versions, addresses, scores."""
+_LETTERS = re.compile(r"[a-zA-Z]+")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
+_MAX_DIGITS = 400
+_MAX_EXPONENT = 300
+_PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’"
+_LATEX = (
+    (re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r"\1\2/\3\4"),
+    (re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt)?\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:left|right|[()\[\],;:! ])|\$"), " "),
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\%"), "%"),
+    (re.compile(r"[−–](?=\s*[\d.])"), "-"),
+)
+
+
+def matches(answer: str, expected: JSON) -> bool:
+    final = normalise(final_part(answer))
+    return any(final == normalise(str(choice)) for choice in choices(expected))
+
+
+def choices(expected: JSON) -> list[JSON]:
+    return expected if isinstance(expected, list) else [expected]
+
+
+def is_mathematics(expected: str) -> bool:
+    """Whether the text is a value to calculate with.
+
+    Words are not: read as products of letters, `listen` and `silent` would be equal. Nor are dates.
+    """
+    longest = max(map(len, _LETTERS.findall(_COMMAND.sub(" ", expected))), default=0)
+    if longest > 2 or _SEVERAL_NUMBERS.search(expected):
+        return False
+    return bool(re.search(r"[\d\\^]", expected) or (longest < 2 and re.search(r"[+*/=<>]", expected)))
+
+
+def plain(text: str) -> str:
+    """NFKC, case folded, without invisible characters, with single spaces."""
+    return " ".join(_INVISIBLE.sub(" ", unicodedata.normalize("NFKC", text)).casefold().split())
+
+
+def final_number(text: str) -> Fraction | None:
+    """The first number after the last answer mark, or else the last number; None if there is none."""
+    marks = list(_NUMBER_MARKS.finditer(text))
+    spelled = [
+        read_number(match.group())
+        for match in NUMBER.finditer(plain(text[marks[-1].end() :] if marks else text))
+    ]
+    numbers = [number for number in spelled if number is not None]
+    return (numbers[0] if marks else numbers[-1]) if numbers else None
+
+
+def final_part(answer: str) -> str:
+    """What the answer marks as its result; all of it if nothing is marked."""
+    box = last_box(answer)
+    if box is not None:
+        return box
+    marked = [text for text in _MARKED.findall(answer) if text.strip(_PUNCTUATION)]
+    marked = marked or _STATED.findall(answer)
+    return str(marked[-1]) if marked else answer
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last LaTeX box, braces in it included; None if there is none."""
+    boxes = list(_BOXED.finditer(text))
+    if not boxes:
+        return None
+    depth, content = 1, text[boxes[-1].end() :]
+    for index, char in enumerate(content):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if depth == 0:
+            return content[:index]
+    return content
+
+
+def normalise(text: str) -> str:
+    box = last_box(text)
+    plain = unicodedata.normalize("NFKC", text if box is None else box).casefold()
+    for pattern, plainer in _LATEX:
+        plain = pattern.sub(plainer, plain)
+    plain = " ".join(plain.split())
+    stripped = plain.strip(_PUNCTUATION)
+    decimal = plain.lstrip(_PUNCTUATION.replace(".", "")).rstrip(_PUNCTUATION)  # .5 begins with its point
+    number = read_number(decimal)
+    return stripped if number is None else str(number)
+
+
+def read_number(spelled: str) -> Fraction | None:
+    """The number that the normalised text spells; None if it spells none, divides by zero or is too long."""
+    if len(spelled) > _MAX_DIGITS or not NUMBER.fullmatch(spelled):
+        return None
+    number, _, divisor = spelled.replace(",", "").replace("−", "-").partition("/")
+    exponent = number.partition("e")[2]
+    if abs(int(exponent or 0)) > _MAX_EXPONENT or (divisor and not int(divisor)):
+        return None
+    return Fraction(number) / int(divisor or 1)
