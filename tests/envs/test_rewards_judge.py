@@ -97,15 +97,11 @@ async def test_a_judge_that_repeats_the_answers_own_verdict_has_given_none(tmp_p
     assert "not a verdict" in result.detail
 
 
-async def test_a_judge_that_is_down_is_replaced_by_word_overlap_which_says_so_and_is_not_kept(
-    tmp_path: Path,
-) -> None:
+async def test_a_judge_that_is_down_gives_no_score(tmp_path: Path) -> None:
     with FakeProvider([status(400, message="out of order"), text("{}")], loop=True) as provider:
         kept = Verdicts(tmp_path / "v.jsonl")
-        result = await Judge(asking(provider, tmp_path), "judge", "x", kept).grade(QUESTION, "Lisbon")
-    assert result.value == 1.0
-    assert result.parts["fallback"] == 1.0
-    assert "word overlap, because the request to the judge failed" in result.detail
+        with pytest.raises(GraderError, match=r"the request to the judge failed.*out of order"):
+            await Judge(asking(provider, tmp_path), "judge", "x", kept).grade(QUESTION, "Lisbon")
     assert not (tmp_path / "v.jsonl").exists()
 
 

@@ -6,8 +6,9 @@ imitates a verdict or the end of the response is just text. Sentences addressed 
 beforehand. That closes the known attacks; a judge can still be wrong, so where facts can be checked, check
 them.
 
-Where the request to the judge fails, word overlap with the reference is used instead; such a verdict has the
-part `fallback` = 1 and is never cached.
+Without a judge, and where its reply is no verdict, word overlap with the reference is used instead; such a
+verdict has the part `fallback` = 1 and is never cached. A judge that cannot be reached gives no score: that is
+a GraderError.
 
 Verdicts are kept by their key, in memory and, with a path, in a file of JSON lines that the next run reads. A
 line that cannot be read, such as one that a crash cut short, is skipped: its verdict is requested again.
@@ -83,7 +84,9 @@ class Judge:
 
     @accepts_former(answer="response")
     async def grade(self, question: Question, response: str) -> RewardResult:
-        """The judge's verdict; the heuristic's if there is no judge or its reply cannot be used."""
+        """The judge's verdict; the heuristic's if there is no judge or its reply cannot be used.
+
+        GraderError: the request to the judge failed."""
         if not words(question.reference):
             raise GraderError("the judge's question has no reference answer")
         judged = remove_judge_instructions(response[:_MAX_READ_CHARS])[:_MAX_CHARS]
@@ -114,7 +117,7 @@ class Judge:
                 reply = await request(*_prompt(self._rubric, question, response, number))
                 score, reason = read_verdict(reply, f"score_{number}")
             except ProviderError as error:
-                return _fallback(question, response, f"the request to the judge failed: {error.message}")
+                raise GraderError(f"the request to the judge failed: {error.message}") from error
             except ValueError as error:
                 problem = str(error)
                 continue
