@@ -155,7 +155,7 @@ def test_a_recipe_comes_with_the_data_it_wants(
         ),
         (("--format", "messages"), "--output is missing"),
         (("--output", "x.jsonl", "--id", "NOTHING"), "'NOTHING' matches no trajectory"),
-        (("--output", "x.jsonl", "--id", ""), "'' matches more than one trajectory"),
+        (("--output", "x.jsonl", "--id", ""), "'' matches no trajectory"),
         (("--output", "x.txt"), "'x.txt' does not say which kind of file to write"),
     ],
 )

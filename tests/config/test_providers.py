@@ -82,7 +82,8 @@ def test_a_base_url_that_is_no_address_is_refused(url: str) -> None:
     [
         ("opnrouter/a/b", "unknown provider 'opnrouter'", "did you mean openrouter/a/b?"),
         ("anthropic/claude", "unknown provider 'anthropic'", "did you mean openrouter/anthropic/claude?"),
-        ("gpt-9", "names no provider", "known providers: hermes, openrouter, openai, vllm"),
+        ("gpt-9", "names no provider", "did you mean openai/gpt-9?"),
+        ("nothing-9", "names no provider", "known providers: hermes, openrouter, openai, vllm"),
         ("smollm2", "names no provider", "did you mean hermes/smollm2?"),
         ("vllm/", "has no name after the slash", "vllm/NAME"),
         ("", "names no provider", "PROVIDER/NAME"),

@@ -24,6 +24,7 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 NO_OUTPUT = {
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
+    "howto/own-tool.md": "it needs a package of your own",
 }
 RECORDED = {
     "agent-environments.md": "beside a mark: what the bundled model answered",

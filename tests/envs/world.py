@@ -34,7 +34,8 @@ def policy(tokenizer: PreTrainedTokenizerBase, says: Says) -> TokenServer:
 
     def answer(prompt_ids: list[int], params: dict[str, Any]) -> Answer:
         text = says(tokenizer.decode(prompt_ids))
-        return said([*tokenizer(text, add_special_tokens=False)["input_ids"], end])
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        return said(ids[: params.get("max_new_tokens", len(ids))])
 
     return TokenServer(answer)
 

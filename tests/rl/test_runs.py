@@ -21,7 +21,7 @@ from hermes.core import Message, Sampling
 from hermes.models.base import ChatRequest
 from hermes.rl.results import step_rows
 from hermes.rl.run import RlRun, last_step, read_metrics
-from hermes.rl.weights.serve import open_run_model, serve_command
+from hermes.rl.weights.open import find_policy, open_policy
 from hermes.training.service.token_meter import read_tokens
 from tests import disks
 from tests.engine.http.engine_process import launch
@@ -96,11 +96,13 @@ def _gguf(home: Path, run: RlRun) -> None:
 
 
 def _model_answers(home: Path, run: RlRun) -> None:
-    """As the model run:ID in this process, and as `policy` from a server over its checkpoints."""
-    model = open_run_model(load(environ={"HERMES_HOME": str(home)}), run)
+    """As the model run:ID in this process; tests/rl/test_run_models.py asks a server of it."""
+    config = load(environ={"HERMES_HOME": str(home)})
+    policy = find_policy(config, f"run:{run.run_id}")
+    assert policy is not None
     request = ChatRequest((Message.user("Say letters."),), sampling=Sampling(max_tokens=4))
-    assert asyncio.run(model.complete(request)).call.usage.completion > 0
-    policy_answers(serve_command(run, 0), os.environ, STOPPED["engine serve"])
+    reply = asyncio.run(open_policy(config, policy).complete(request))
+    assert reply.call.usage.completion > 0
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_promote_and_roll_back(policy_site: WebSite) -> None:
     text = policy_site.get("/policies").text
     assert "the base model" in text and "better" in text
     assert re.search(
-        r"base</span> → <span class=\"mono\">1POLICYA</span> → <span class=\"mono\">1POLICYB", text
+        r"base</span> → <span class=\"mono\">\S*POLICYA</span> → <span class=\"mono\">\S*POLICYB", text
     )
     registry = PolicyRegistry(policy_site.home)
     registry.add(PolicyRecord("01NOWHERE", "hermes/smollm2", "tinker://n/weights/1", "tinker://n/weights/1"))

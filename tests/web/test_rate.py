@@ -138,7 +138,8 @@ def test_what_the_ratings_yield_is_counted(rated_site: WebSite) -> None:
     assert "chosen" in text and "rejected" in text
     assert re.search(r">PRM</dt><dd class=\"num\">0</dd>", text)
     item = item_of(rated_site.get("/rate/item?mode=step", SCRIPT).text)
-    form = event(6, mode="step", decision="step-good", trajectory=item["trajectory"], step="2")
+    step = item["steps"].split()[0]
+    form = event(6, mode="step", decision="step-good", trajectory=item["trajectory"], step=step)
     assert rated_site.post("/rate", form, SCRIPT).status == 200
     assert re.search(r">PRM</dt><dd class=\"num\">1</dd>", rated_site.get("/rate/rows", SCRIPT).text)
 
