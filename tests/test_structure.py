@@ -28,7 +28,7 @@ BUDGET = {
     "data": 9649,
     "disk": 468,
     "engine": 19729,
-    "envs": 12915,
+    "envs": 12918,
     "hermes": 126,
     "models": 5283,
     "policies": 1117,
