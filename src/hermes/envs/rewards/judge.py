@@ -7,8 +7,8 @@ beforehand. That closes the known attacks; a judge can still be wrong, so where 
 them.
 
 Without a judge, and where its reply is no verdict, word overlap with the reference is used instead; such a
-verdict has the part `fallback` = 1 and is never cached. A judge that cannot be reached gives no score: that is
-a GraderError.
+verdict has the part `fallback` = 1 and is never cached. A judge that cannot be reached gives no score: it
+is a GraderError.
 
 Verdicts are kept by their key, in memory and, with a path, in a file of JSON lines that the next run reads. A
 line that cannot be read, such as one that a crash cut short, is skipped: its verdict is requested again.
