@@ -77,7 +77,7 @@ class ModelTarget:
     api_key: str | None = field(repr=False)
     settings: ProviderSettings
     label: str | None = None
-    """What people call it, where the server has another name for it."""
+    """The name for people, where the server has another one for it."""
 
     @property
     def name(self) -> str:

@@ -23,8 +23,8 @@ def did_you_mean(names: Sequence[str], otherwise: str = "") -> str:
 
 
 def policy_name(run: str, step: int | None) -> str:
-    """What people call the weights of a training run after a step, such as `quickstart-1118@step-7`; None:
-    those that are the newest when they are asked, while the run goes on."""
+    """The name of a training run's weights after a step, such as `quickstart-1118@step-7`; for None, of those
+    that are the newest when they are asked, while the run goes on."""
     return f"{run}@newest" if step is None else f"{run}@step-{step}"
 
 

@@ -76,7 +76,7 @@ def final_number(text: str) -> Fraction | None:
 
 
 def final_part(answer: str) -> str:
-    """What the answer marks as its result; all of it if nothing is marked."""
+    """Returns the part that the answer marks as its result; all of it if nothing is marked."""
     box = last_box(answer)
     if box is not None:
         return box

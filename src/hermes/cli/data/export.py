@@ -292,7 +292,7 @@ def _push(
 
 
 def _public_files(plan: ExportPlan, report: ExportReport, configs: list[Path]) -> list[Path]:
-    """What a push sends: not the list that names the rows that were left out."""
+    """The files that a push sends; the list of rows that were left out stays here."""
     from hermes.data.export.manifest import removed_path_for
 
     private_list = removed_path_for(plan.output)
@@ -302,7 +302,7 @@ def _public_files(plan: ExportPlan, report: ExportReport, configs: list[Path]) -
 def _print_push(
     config: Config, plan: ExportPlan, recipe: TrainerRecipe | None, options: ExportOptions, as_json: bool
 ) -> None:
-    """What a push would send, exported to a folder that is gone afterwards; nothing is sent."""
+    """Exports to a temporary folder and describes the push; nothing is sent."""
     import tempfile
 
     from hermes.data.export.push import describe

@@ -60,7 +60,7 @@ def push(
 
 @dataclass(frozen=True, slots=True)
 class PushDescription:
-    """What `push` would send."""
+    """Describes what `push` would send."""
 
     sizes: dict[str, int]
     """Bytes by file."""
