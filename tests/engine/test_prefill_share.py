@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from hermes.engine.sampling.prefill import Prefill, PrefillLimits
 from hermes.engine.sampling.request import SampleJob
+from hermes.engine.sampling.runner import PrefillChunk
 from tests.engine.sampling_parts import Bench, prompt
 
 
@@ -101,3 +106,91 @@ def test_a_prompt_that_is_alone_and_fits_into_a_step_is_one_chunk_however_slow_t
         bench.sampler.step()
         assert not prefill.prompts
         bench.run()
+
+
+class GatheringBench(Bench):
+    """Prompts wait for each other; computing some takes five times as long as a decode step."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(prefill_tokens=tokens)
+        self.now_s, self.passes = 0.0, list[int]()
+        compute = self.runner.prefill
+
+        def prefill(chunks: Sequence[PrefillChunk]) -> Sequence[Tensor]:
+            self.now_s += 5
+            self.passes.append(len(chunks))
+            return compute(chunks)
+
+        self.runner.prefill = prefill  # type: ignore[method-assign]
+        limits = PrefillLimits(tokens, gather=True)
+        self.sampler._prefill = Prefill(self.runner, limits, clock=lambda: self.now_s)
+
+    def step(self) -> None:
+        self.sampler.step()
+        self.now_s += 1
+
+
+def test_prompts_that_arrive_one_by_one_are_computed_together() -> None:
+    bench = GatheringBench(tokens=512)
+    running = bench.ask(prompt(40), max_tokens=60)
+    bench.step()
+    jobs = []
+    for seed in range(1, 13):
+        jobs.append(bench.ask(prompt(20, seed=seed), max_tokens=2, temperature=0.0))
+        bench.step()
+    while not all(job.future.done() for job in jobs):
+        bench.step()
+    assert not running.future.done(), "it went on meanwhile"
+    assert sum(bench.passes) == 13
+    assert len(bench.passes) <= 1 + 12 // 4
+    for seed, result in enumerate(bench.run(*jobs), 1):
+        alone = Bench().sample(prompt(20, seed=seed), max_tokens=2, temperature=0.0)
+        assert result.sequences[0].tokens.tolist() == alone.sequences[0].tokens.tolist()
+
+
+def test_a_prompt_waits_no_longer_than_the_last_ones_took() -> None:
+    bench = GatheringBench(tokens=512)
+    bench.ask(prompt(40), max_tokens=60)
+    bench.step()
+    job = bench.ask(prompt(20, seed=1), max_tokens=1)
+    assert steps_until_done_by(bench, job) <= 6
+
+
+def test_prompts_that_fill_a_step_do_not_wait() -> None:
+    bench = GatheringBench(tokens=64)
+    bench.ask(prompt(40), max_tokens=60)
+    bench.step()
+    jobs = [bench.ask(prompt(32, seed=seed), max_tokens=1) for seed in (1, 2)]
+    bench.step()
+    bench.step()
+    assert all(job.future.done() for job in jobs)
+
+
+def steps_until_done_by(bench: GatheringBench, job: SampleJob) -> int:
+    for number in range(1, 50):
+        bench.step()
+        if job.future.done():
+            return number
+    raise AssertionError("not done after 50 steps")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gathered_prompts_give_the_samples_of_prompts_alone(seed: int) -> None:
+    """Requests of drawn sizes, many with a common beginning, at drawn moments; some are cancelled."""
+    draw = random.Random(seed)
+    bench, plain = GatheringBench(tokens=draw.choice([32, 128])), Bench()
+    common = prompt(48, seed=99)
+    asked = []
+    for number in range(40):
+        own = prompt(draw.randint(1, 60), seed=number)
+        tokens = [*common, *own][: draw.randint(20, 100)] if draw.random() < 0.6 else own
+        fields: dict[str, Any] = {"max_tokens": draw.randint(1, 8), "temperature": 0.0}
+        asked.append((bench.ask(tokens, **fields), tokens, fields))
+        if draw.random() < 0.1:
+            asked.pop()[0].future.cancel()
+        for _ in range(draw.randint(0, 3)):
+            bench.step()
+    for job, tokens, fields in asked:
+        (result,) = bench.run(job)
+        alone = plain.sample(tokens, **fields)
+        assert result.sequences[0].tokens.tolist() == alone.sequences[0].tokens.tolist(), f"seed {seed}"

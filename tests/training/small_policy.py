@@ -7,7 +7,7 @@ methods: that is how it is sabotaged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -132,6 +132,20 @@ class SmallPolicy:
             top = [[], *rows[:, :most].tolist()]
             answers.append(TokenScores(self._scored(self.published[weights], tokens, kind=2), top))
         return answers
+
+    def begin_forward(self, sequences: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+        rows = self.forward(sequences)
+        return lambda: rows
+
+    def begin_publish(self, name: str) -> Callable[[], str]:
+        path = self.publish(name)
+        return lambda: path
+
+    def begin_score(
+        self, weights: str, sequences: Sequence[Sequence[int]]
+    ) -> Callable[[], list[list[float]]]:
+        rows = self.score(weights, sequences)
+        return lambda: rows
 
     def delete(self, path: str) -> None:
         self.published.pop(path, None)

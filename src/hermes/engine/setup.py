@@ -238,7 +238,7 @@ def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:
     """What is computed of prompts between two decode steps."""
     parameters = _parameter_count(spec)
     if device.type == "cuda":
-        return PrefillLimits(max(2048, min(65536, int(_PREFILL_MULTIPLICATIONS / parameters))))
+        return PrefillLimits(max(2048, min(65536, int(_PREFILL_MULTIPLICATIONS / parameters))), gather=True)
     attention = 2 * spec.layers * spec.heads * spec.head_dim
     return PrefillLimits(_CPU_PREFILL_TOKENS, attention / parameters, _CPU_PREFILL_S)
 

@@ -372,7 +372,7 @@ class RlLoop:
             metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
         if self._critic is not None:
             metrics |= self._critic.update(rate)
-        session.publish(step)
+        session.publish(step, read_probe=bool(batch.sequences))
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
             metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)

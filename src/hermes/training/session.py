@@ -105,6 +105,8 @@ class TrainingSession:
         self._saved = state
         """The state on disk."""
         self._proof: probe.Proof | None = None
+        self._probe_forward: Callable[[], list[list[float]]] | None = None
+        """The trainer's reading of the probe, if it has begun."""
         self._audit: BatchAudit | None = None
         sinks.rewind(state.step)
         record_machine(run.folder)
@@ -123,9 +125,15 @@ class TrainingSession:
         """Changes the state in memory; it is written with the next checkpoint, which it belongs to."""
         self.state = replace(self.state, **changes)
 
-    def publish(self, step: int) -> None:
-        """Publishes the weights to samplers as `step-N`; rollouts report the name as their policy version."""
-        self.sampler = self.client.publish(f"step-{step}")
+    def publish(self, step: int, *, read_probe: bool = False) -> None:
+        """Publishes the weights to samplers as `step-N`; rollouts report the name as their policy version.
+
+        `read_probe`: meanwhile the trainer scores the probe with them, for `prove`.
+        """
+        publication = self.client.begin_publish(f"step-{step}")
+        if read_probe:
+            self._probe_forward = self.client.begin_forward([self.state.probe])
+        self.sampler = publication()
         self._on_publish(self.sampler)
         published = (*self.state.published, self.sampler)
         deleted: tuple[str, ...] = ()
@@ -190,7 +198,8 @@ class TrainingSession:
             return error.warn()
 
     def _reading(self) -> probe.Reading:
-        trainer = self.client.forward([self.state.probe])[0]
+        forward, self._probe_forward = self._probe_forward, None
+        trainer = (forward or self.client.begin_forward([self.state.probe]))()[0]
         check_finite({"the logprob of a probe token": sum(trainer)})
         sampler = self.client.score(self.sampler, [self.state.probe])[0]
         return probe.Reading(trainer, sampler)
@@ -209,6 +218,7 @@ class TrainingSession:
 
         `unacked`: see `add_checkpoint`.
         """
+        self.sinks.flush()
         record = CheckpointRecord(step, self.client.save(f"step-{step}"), self.sampler, value, evaluated)
         state, dropped = add_checkpoint(
             self.state,

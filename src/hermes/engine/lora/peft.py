@@ -56,16 +56,25 @@ def save_peft(folder: Path, weights: LoraWeights, config: LoraConfig, spec: Mode
     from safetensors.torch import save_file
 
     pairs = _pairs(weights, spec)
-    tensors = {}
+    matrices = {}
     for site, (a, b, _) in pairs.items():
         path = _PREFIX + spec.linears[site].path
-        tensors[f"{path}.lora_A.weight"] = a.float().cpu().contiguous()
-        tensors[f"{path}.lora_B.weight"] = b.float().cpu().contiguous()
+        matrices[f"{path}.lora_A.weight"], matrices[f"{path}.lora_B.weight"] = a, b
+    tensors = _on_cpu(matrices)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_peft_config(pairs, config, spec), indent=2)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
     quantization = {} if spec.quantization is None else {QUANTIZATION_KEY: spec.quantization}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt", **quantization})
+
+
+def _on_cpu(matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The matrices in fp32, brought there in one copy: each copy waits for what the device does."""
+    flat = torch.cat([matrix.float().flatten() for matrix in matrices.values()]).cpu()
+    parts = torch.split(flat, [matrix.numel() for matrix in matrices.values()])
+    return {
+        name: part.view(matrix.shape) for (name, matrix), part in zip(matrices.items(), parts, strict=True)
+    }
 
 
 def load_peft(folder: Path, spec: ModelSpec) -> tuple[LoraWeights, LoraConfig]:

@@ -67,8 +67,12 @@ class Admission:
         waiting: list[SampleJob] = []
         while self.jobs and room:
             job = self.jobs[0]
+            if job.awaited is not None and job.awaited.is_pending:  # cheaper than to look it up each step
+                waiting.append(self.jobs.popleft())
+                continue
             match = self._index.find(job.policy.id, job.prompt, job.first)
             if match is not None and match.tokens > match.entry.ready:
+                job.awaited = match
                 waiting.append(self.jobs.popleft())
                 continue
             prompt = self._start(job, match, room)

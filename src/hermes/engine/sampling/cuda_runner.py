@@ -303,10 +303,13 @@ class CudaRunner(TorchRunner):
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        if targets and tokens:
-            starts = torch.tensor(targets, dtype=torch.int64).pin_memory()
-            on_device = starts.to(self._base.device, non_blocking=True)
-            copy_slots(self._pool.keys, self._pool.values, source, on_device, tokens)
+        if not targets or not tokens:
+            return
+        if len(targets) == 1:  # most are: a fill on the device is cheaper than a copy from pinned memory
+            starts = torch.full((1,), targets[0], dtype=torch.int64, device=self._base.device)
+        else:
+            starts = self._tensor(np.array(targets, np.int64))
+        copy_slots(self._pool.keys, self._pool.values, source, starts, tokens)
 
     def _decode_attend(self, slot_starts: Tensor, lengths: Tensor) -> Attend:
         pool, spec = self._pool, self._spec

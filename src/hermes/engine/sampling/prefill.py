@@ -6,6 +6,10 @@ to more positions, and on a CPU costs several times as much as one at the beginn
 its time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step:
 that is always computed as one chunk, so that the same requests one after the other give the same bits.
 
+With `gather`, prompts wait for each other while sequences are running: the next step is due once as much time
+has passed as the last one took, or enough prompts wait to fill it. A GPU computes ten short prompts together
+in the time of one, and a group of rollouts arrives request by request.
+
 A step reports which prompts are complete and which jobs failed; the scheduler starts the former and ends the
 latter. Chunks that do not fit into memory together are computed one by one.
 """
@@ -47,6 +51,8 @@ class PrefillLimits:
     """What attending to one more position costs, in units of the cost of a first token."""
     seconds: float | None = None
     """The time of one step; None: not bounded by time."""
+    gather: bool = False
+    """Prompts wait for each other while sequences are running."""
 
     def cost(self, offset: int, tokens: int) -> float:
         """The cost of a chunk, in first tokens."""
@@ -72,6 +78,8 @@ class Prefill:
         self._clock = clock
         self._timed_budget = float(limits.tokens)
         """What a step may compute so that it takes about as long as it may."""
+        self._due_s = 0.0
+        """When prompts have waited long enough for each other."""
         self.prompts: list[PrefillPrompt] = []
 
     @property
@@ -84,6 +92,13 @@ class Prefill:
         removed = [prompt for prompt in self.prompts if prompt.job is job]
         self.prompts = [prompt for prompt in self.prompts if prompt.job is not job]
         return removed
+
+    def is_due(self, *, running: bool) -> bool:
+        """Whether the next step is to be computed now; `running`: sequences are running."""
+        if not self.prompts or not self._limits.gather or not running or self._clock() >= self._due_s:
+            return bool(self.prompts)
+        costs = (self._limits.cost(prompt.done, prompt.left) for prompt in self.prompts)
+        return sum(costs) >= self._limits.tokens
 
     def step(self, order: Callable[[Policy], int], *, others_wait: bool) -> PrefillStep:
         """Computes the next chunks; `order` sorts those of one policy together.
@@ -99,7 +114,9 @@ class Prefill:
         step = PrefillStep()
         started_s = self._clock()
         hidden_states = self._compute(chosen, step)
-        self._adapt(budget, self._clock() - started_s)
+        ended_s = self._clock()
+        self._adapt(budget, ended_s - started_s)
+        self._due_s = ended_s + (ended_s - started_s)
         for (prompt, chunk), hidden in zip(chosen, hidden_states, strict=True):
             if hidden is None or not self._score(prompt, chunk, hidden, step):
                 continue

@@ -43,6 +43,11 @@ class PrefixMatch:
     tokens: int
     """Length of the common prefix; it may be longer than what is ready."""
 
+    @property
+    def is_pending(self) -> bool:
+        """The prefix is still being computed. An entry that was removed has no hashes."""
+        return bool(self.entry.hashes) and self.tokens > self.entry.ready
+
 
 class PrefixIndex:
     def __init__(self) -> None:

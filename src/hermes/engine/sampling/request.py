@@ -15,6 +15,7 @@ import numpy as np
 from hermes.engine.attention.kv_cache import slot_size
 from hermes.engine.lora.policy import Policy
 from hermes.engine.sampling.logits import derive_seed
+from hermes.engine.sampling.prefix_cache import PrefixMatch
 from hermes.engine.sampling.prompt_logprobs import PromptScores
 from hermes.engine.sampling.stops import StopParser, Stops
 from hermes.engine.types import (
@@ -62,6 +63,8 @@ class SampleJob:
     scores: PromptScores | None
     started: int = 0
     """How many samples have been given a slot so far."""
+    awaited: PrefixMatch | None = None
+    """A prefix that another job computes, and that this one waits for."""
     cached_tokens: int = 0
     resolved: bool = False
     """Its future has a result or an exception, or was cancelled."""

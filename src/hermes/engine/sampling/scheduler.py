@@ -116,7 +116,7 @@ class SamplingScheduler:
         """Computes some prompt tokens, and one token for every running sequence."""
         if self._admission.jobs:
             self._admit()
-        if self._prefill.prompts:
+        if self._prefill.is_due(running=bool(len(self._rows)) or self._stale):
             self._step_prefill()
         try:
             if self._stale:

@@ -25,7 +25,9 @@ _CANDIDATES = 4
 
 
 class SequenceScorer(Protocol):
-    def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]: ...
+    def begin_score(
+        self, weights: str, sequences: Sequence[Sequence[int]]
+    ) -> Callable[[], list[list[float]]]: ...
     def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]: ...
 
 
@@ -58,7 +60,8 @@ class BatchAudit:
         ProofError ends the run. Another precision does not: importance weights correct it.
         """
         chosen = self._choose(sequences, trainer, step)
-        scored = [entry for index in chosen if (entry := self._score(sequences[index])) is not None]
+        pending = [self._begin_score(sequences[index]) for index in chosen]  # the scorer takes all at once
+        scored = [entry for wait in pending if wait is not None and (entry := wait()) is not None]
         checked = [entry.checked() for entry in scored]
         metrics = {"proof/unchecked": float(len(chosen) - len(scored))}
         verdict = self._proof.judge([entry for entry in checked if entry.stated])
@@ -104,32 +107,44 @@ class BatchAudit:
         random.Random(f"{self._seed}:{step}").shuffle(remaining)
         return [*farthest, *remaining[:_BY_CHANCE]]
 
-    def _score(self, sequence: TrainSequence) -> ScoredSequence | None:
-        """None: the weights that sampled it are no longer there, or its distribution is not known."""
+    def _begin_score(self, sequence: TrainSequence) -> Callable[[], ScoredSequence | None] | None:
+        """The function that is returned waits for the scores. None: the weights that sampled it are no longer
+        there, or its distribution is not known."""
         if sequence.reshaped:
             return None
         published = list(self._published())
         paths = [path for version in sequence.policy_versions if (path := _find(version, published))]
         if len(paths) == len(sequence.policy_versions) and paths:
-            rows = [self._bounds(sequence, path) for path in dict.fromkeys(paths)]
-            return ScoredSequence(sequence, _nearest(sequence, rows), tuple(paths), certain=True)
+            rows = [self._begin_bounds(sequence, path) for path in dict.fromkeys(paths)]
+            return lambda: ScoredSequence(
+                sequence, _nearest(sequence, [wait() for wait in rows]), tuple(paths), certain=True
+            )
         if sequence.policy_steps:
             return None
-        candidates = published[-_CANDIDATES:][::-1]
-        scored = [
-            ScoredSequence(sequence, self._bounds(sequence, path), (path,), certain=False)
-            for path in candidates
-        ]
-        return min(scored, key=lambda entry: LogprobSpread.of([entry.checked()]).spread, default=None)
+        candidates = [(path, self._begin_bounds(sequence, path)) for path in published[-_CANDIDATES:][::-1]]
+
+        def nearest() -> ScoredSequence | None:
+            scored = [ScoredSequence(sequence, wait(), (path,), certain=False) for path, wait in candidates]
+            return min(scored, key=lambda entry: LogprobSpread.of([entry.checked()]).spread, default=None)
+
+        return nearest
 
     def _bounds(self, sequence: TrainSequence, path: str) -> list[LogprobBounds | None]:
+        return self._begin_bounds(sequence, path)()
+
+    def _begin_bounds(self, sequence: TrainSequence, path: str) -> Callable[[], list[LogprobBounds | None]]:
         if not needs_top_tokens(sequence):
-            return [LogprobBounds(value, value) for value in self._scorer.score(path, [sequence.tokens])[0]]
-        scores = self._scorer.score_top(path, [sequence.tokens], TOP_TOKENS)[0]
-        return [
-            sampling_bounds(logprob, top, sequence)
-            for logprob, top in zip(scores.logprobs, scores.top, strict=True)
-        ]
+            scores = self._scorer.begin_score(path, [sequence.tokens])
+            return lambda: [LogprobBounds(value, value) for value in scores()[0]]
+
+        def top() -> list[LogprobBounds | None]:
+            scores = self._scorer.score_top(path, [sequence.tokens], TOP_TOKENS)[0]
+            return [
+                sampling_bounds(logprob, top, sequence)
+                for logprob, top in zip(scores.logprobs, scores.top, strict=True)
+            ]
+
+        return top
 
     def _with_top(self, scored: ScoredSequence) -> TokenScores:
         return self._scorer.score_top(scored.paths[-1], [scored.sequence.tokens], TOP_TOKENS)[0]

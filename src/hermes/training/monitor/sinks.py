@@ -25,6 +25,8 @@ from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError, UsageError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from hermes.store import Writer
 
 logger = logging.getLogger(__name__)
@@ -85,21 +87,33 @@ class JsonLines:
 
 
 class StoreSink:
+    """A step does not wait for the disk: its row is durable with the next one, or with a checkpoint."""
+
     name = "store"
 
     def __init__(self, writer: Writer, run_id: str) -> None:
         self._writer = writer
         self._run_id = run_id
+        self._pending: Future[None] | None = None
 
     def rewind(self, step: int) -> None:
         """Also removes the metrics of an earlier run of this name whose folder was deleted."""
+        self.flush()
         self._writer.rewind_metrics(self._run_id, step).result()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        self._writer.add_metrics(self._run_id, step, values).result()
+        earlier, self._pending = self._pending, self._writer.add_metrics(self._run_id, step, values)
+        if earlier is not None:
+            earlier.result()
+
+    def flush(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
-        """Nothing to do: the caller that opened the store closes it."""
+        """The caller that opened the store closes it."""
+        self.flush()
 
 
 class _Tracker:
@@ -205,6 +219,12 @@ class Sinks:
     def rewind(self, step: int) -> None:
         for sink in self._sinks:
             self._try(sink, partial(sink.rewind, step))
+
+    def flush(self) -> None:
+        """What was written to the store is durable when this returns."""
+        for sink in self._sinks:
+            if isinstance(sink, StoreSink):
+                self._try(sink, sink.flush)
 
     def close(self) -> None:
         for sink in self._sinks:

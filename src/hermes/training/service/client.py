@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,10 +188,20 @@ class AdapterClient:
 
     def forward(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """The logprobs of every token, without gradients."""
+        return self.begin_forward(sequences)()
+
+    def begin_forward(self, sequences: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+        """The same, with the present weights; the function that is returned waits for the logprobs."""
         data = [sft_datum(tokens, [0.0] * len(tokens)) for tokens in sequences]
         self._meter.count(prefill=sum(map(len, sequences)))
         with self._errors():
-            return token_logprobs(self._training.forward(data, "cross_entropy").result())
+            pending = self._training.forward(data, "cross_entropy")
+
+        def wait() -> list[list[float]]:
+            with self._errors():
+                return token_logprobs(pending.result())
+
+        return wait
 
     def evaluate(self, data: Sequence[tinker.Datum]) -> ForwardOutput:
         """Cross-entropy without gradients."""
@@ -223,18 +233,39 @@ class AdapterClient:
 
     def publish(self, name: str) -> str:
         """Publishes the weights to samplers; the tinker:// path."""
+        return self.begin_publish(name)()
+
+    def begin_publish(self, name: str) -> Callable[[], str]:
+        """The same, of the present weights; the function that is returned waits for the path."""
         with self._errors():
-            return str(self._training.save_weights_for_sampler(name).result().path)
+            pending = self._training.save_weights_for_sampler(name)
+
+        def wait() -> str:
+            with self._errors():
+                return str(pending.result().path)
+
+        return wait
 
     def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Logprobs as the sampler computes them; `weights` is a tinker:// path, or the base model's name."""
+        return self.begin_score(weights, sequences)()
+
+    def begin_score(
+        self, weights: str, sequences: Sequence[Sequence[int]]
+    ) -> Callable[[], list[list[float]]]:
+        """The same; the function that is returned waits for the logprobs."""
         self._meter.count(prefill=sum(map(len, sequences)))
         with self._errors():
             from tinker import ModelInput
 
             sampler = self._sampler(weights)
             futures = [sampler.compute_logprobs(ModelInput.from_ints(list(tokens))) for tokens in sequences]
-            return [[float(logprob or 0.0) for logprob in future.result()] for future in futures]
+
+        def wait() -> list[list[float]]:
+            with self._errors():
+                return [[float(logprob or 0.0) for logprob in future.result()] for future in futures]
+
+        return wait
 
     def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]:
         """The same with the logprobs of up to `most` of the likeliest tokens of each position.
