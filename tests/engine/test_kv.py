@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator, slot_size
+from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator, SlotCopy, slot_size
 from hermes.engine.sampling.prefix_cache import BLOCK, CachedSlot, PrefixIndex
 from hermes.engine.types import Ints
 
@@ -101,3 +101,24 @@ def test_a_removed_entry_leaves_nothing_behind() -> None:
     assert index.find(None, numbers(100), 100) is None, "it holds other tokens now"
     index.remove(one)
     assert not index._blocks and not len(index)
+
+
+_COPY = st.builds(SlotCopy, st.integers(0, 30), st.integers(0, 30), st.integers(1, 10)).filter(
+    lambda copy: abs(copy.source - copy.target) >= copy.tokens
+)
+
+
+@settings(deadline=None)
+@given(_COPY, _COPY)
+def test_copies_that_do_not_depend_on_each_other_give_the_same_in_any_order(
+    first: SlotCopy, second: SlotCopy
+) -> None:
+    def copied(*copies: SlotCopy) -> list[int]:
+        pool = list(range(50))
+        for source, target, tokens in copies:
+            pool[target : target + tokens] = pool[source : source + tokens]
+        return pool
+
+    if not second.depends_on(first):
+        assert copied(first, second) == copied(second, first)
+    assert second.depends_on(first) == first.depends_on(second)
