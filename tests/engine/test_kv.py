@@ -65,6 +65,21 @@ def test_the_longest_common_beginning_is_found_to_the_token() -> None:
     assert shorter is not None and shorter.tokens == 60
 
 
+def test_an_equal_prompt_is_found_among_many_with_the_same_blocks() -> None:
+    """The groups of a batch: the chat template is the same for all, only the last tokens differ."""
+    index, shared = PrefixIndex(), np.arange(2 * BLOCK)
+    prompts = [np.append(shared, [group, 7, 7, 7]) for group in range(100)]
+    entries = [entry(prompt) for prompt in prompts]
+    for made in entries:
+        index.add(made)
+    for prompt, made in zip(prompts, entries, strict=True):
+        match = index.find(None, prompt, len(prompt) - 1)
+        assert match is not None and match.entry is made and match.tokens == len(prompt) - 1
+    for made in entries:
+        index.remove(made)
+    assert index.find(None, prompts[0], len(prompts[0]) - 1) is None
+
+
 def test_a_policy_never_finds_what_another_has_computed() -> None:
     index, prompt = PrefixIndex(), numbers(100)
     index.add(entry(prompt, policy="old"))

@@ -192,7 +192,7 @@ class CudaRunner(TorchRunner):
 
     @torch.inference_mode()
     def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleReady:
-        if not self._invariant or not _kernel_samples(sampling):
+        if self._llama is None or not _kernel_samples(sampling):
             return super().sample(hidden, sampling)
         # The kernel that ends a decode step, so that a first token's logprob has the same bits as a later's.
         rows = DeviceRows.empty(len(hidden), hidden.device)
