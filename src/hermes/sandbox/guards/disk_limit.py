@@ -84,7 +84,10 @@ class DiskLimit:
         """Whether the limit is exceeded, and the workspace has not become smaller."""
         assert self._limit_mb is not None
         limit = self._limit_mb << 20
-        fallen = self._free - _free_bytes(self._workspace) > limit // 64
+        try:
+            fallen = self._free - _free_bytes(self._workspace) > limit // 64
+        except FileNotFoundError:  # the sandbox is closed
+            return False
         if not (fallen or self.is_full or time.monotonic() - self._measured_s > _MEASURE_S):
             return False
         before = self._size if self.is_full else 0
