@@ -243,13 +243,12 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 
 @engine.command()
 @model_options(ModelOptions)
-@click.option("--no-baseline", is_flag=True, help="Do not measure transformers and PEFT as well.")
 @json_option
 @stored_variables
-def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
+def bench(options: ModelOptions, as_json: bool) -> None:
     """Measure generation and training on this machine.
 
-    Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
+    The workload is smaller without a GPU; --json reports it.
     """
     import importlib.util
 
@@ -261,7 +260,7 @@ def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
     from hermes.models.local.torch_threads import import_torch
 
     import_torch()  # as the server does
-    from hermes.engine.bench.run import bench as measure
+    from hermes.engine.bench import bench as measure
     from hermes.engine.info import EngineOptions
 
     folder, _ = _find_model(options.model)
@@ -269,7 +268,7 @@ def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
         folder, device=_device(options.device), dtype=options.dtype, quantize=options.quantize
     )
     with waiting(f"measuring {options.model}"):
-        report = measure(engine_options, baseline=not no_baseline)
+        report = measure(engine_options)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 
@@ -300,26 +299,12 @@ def _replica_count(text: str) -> int | None:
 def _bench_text(report: dict[str, Any]) -> str:
     from hermes.cli.tables import table_lines
 
-    baselines = {baseline["what"]: baseline for baseline in report["transformers"]}
-    padded = baselines.get("train, padded")
-    rows = [("", "ENGINE PER S", "TRANSFORMERS PER S", "TIMES", "PEAK GIB", "THEIR PEAK")]
+    rows = [("", "PER S", "PEAK GIB")]
     for figure in report["engine"]:
-        baseline = baselines.get(figure["what"]) or (padded if figure["what"].startswith("train") else None)
-        rows.append(
-            (
-                figure["what"],
-                _rate(figure["per_s"]),
-                _rate(baseline["per_s"]) if baseline else "",
-                f"{figure['per_s'] / baseline['per_s']:.1f}" if baseline else "",
-                f"{figure['peak_gib']:.1f}" if figure["peak_gib"] else "",
-                f"{baseline['peak_gib']:.1f}" if baseline and baseline["peak_gib"] else "",
-            )
-        )
+        peak = f"{figure['peak_gib']:.1f}" if figure["peak_gib"] else ""
+        rows.append((figure["what"], _rate(figure["per_s"]), peak))
     title = f"{report['model']} in {report['dtype']} on {report['device']}, torch {report['torch']}"
-    notes = [f"Peak GiB: {report['peak_gib_is']}."]
-    if report["left_out"]:
-        notes.append(f"Left out: {report['left_out']}")
-    return "\n".join([title, *table_lines(rows), *notes])
+    return "\n".join([title, *table_lines(rows), f"Peak GiB: {report['peak_gib_is']}."])
 
 
 def _rate(per_s: float) -> str:

@@ -143,7 +143,7 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
         return
     _print_report(plan, report)
     if recipe and configs:
-        click.echo(f"recipe: {recipe.command(str(configs[0]))}")
+        click.echo(f"recipe: {recipe.command(plan.form.name, configs[0])}")
     if url:
         click.echo(f"pushed to {url}")
 
