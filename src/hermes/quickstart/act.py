@@ -24,7 +24,7 @@ from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
-from hermes.serving.fetch import fetch, fetch_json
+from hermes.serving.fetch import fetch_json
 from hermes.training.session import ProgressCallback
 
 MODEL = "hermes/smollm2"
@@ -36,8 +36,6 @@ LOCAL = {
     "TINKER_BASE_URL": "",
 }
 """No account of the user is used: everything stays on this machine."""
-_COUNTS_S = 30.0
-_PREFIX = "hermes_engine_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +47,6 @@ class ActOptions(Generic[Recipe]):
     """The folder in which the folder of this act is created."""
     engine_replicas: int = 1
     """Worker processes of the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTokens:
-    """Token counters of the engine."""
-
-    sampled: int = 0
-    trained: int = 0
-
-    def since(self, before: EngineTokens) -> EngineTokens:
-        return EngineTokens(self.sampled - before.sampled, self.trained - before.trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +128,6 @@ def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback)
         yield Act(options, name, folder, processes, progress)
 
 
-def engine_tokens(engine_url: str) -> EngineTokens:
-    """Tokens that the engine has sampled and trained on since it was started."""
-    try:
-        values = read_counts(fetch(f"{engine_url}/metrics", timeout_s=_COUNTS_S).decode())
-    except OSError as error:
-        raise HermesError(f"the engine at {engine_url} does not respond: {error}", "see its log") from error
-    return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))
-
-
-def read_counts(page: str) -> dict[str, float]:
-    """A Prometheus page as name (without the prefix) → value."""
-    rows = [line.split() for line in page.splitlines() if line.startswith(_PREFIX)]
-    return {name.removeprefix(_PREFIX): float(value) for name, value in rows}
-
-
 def text_table(rows: list[tuple[str, ...]]) -> str:
     """The rows with the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -163,8 +135,3 @@ def text_table(rows: list[tuple[str, ...]]) -> str:
         "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
     )
     return "\n".join(lines)
-
-
-def command_list(commands: tuple[tuple[str, str], ...]) -> str:
-    """(command, purpose) lines of what to try next."""
-    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)
