@@ -87,6 +87,7 @@ def quickstart(
 
         progress.wait_for("starting")
         outcome = stages.run(options, progress, seed=seed, show=show)
+        report.write(outcome)
         click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{report.text(outcome)}")
         if address:
             progress(f"hermes web on {address} (Ctrl-C ends it)")
