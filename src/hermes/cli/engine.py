@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
+from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import CommandGroup, DeviceChoice, RenamedOption, json_option, stored_variables
 from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import Waiting, waiting
+from hermes.config.option import option
 from hermes.engine.server.options import EngineServeOptions, ModelOptions
 
 _url_option = click.option(
@@ -74,15 +76,10 @@ def serve(options: EngineServeOptions) -> None:
         names=names,
         state_dir=options.state_dir or (None if options.policies else home() / "engine"),
         policies=tuple(map(_named_folder, options.policies)),
-        host=options.host,
-        port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
-        client_timeout_s=options.client_timeout,
         parser=get_parser(options.tool_parser).name,
-        any_user=options.no_token,
         replicas=_replica_count(options.replicas),
-        ray_address=options.ray_address,
-        ray_insecure=options.ray_insecure,
+        command=options,
     )
     if options.no_token and server.token is None:
         click.echo(
@@ -103,36 +100,25 @@ def serve(options: EngineServeOptions) -> None:
     report_stop("engine serve")
 
 
+class FleetServeOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    servers: tuple[str, ...] = option(
+        ..., "A vLLM or SGLang server; repeatable.", "--base-url", metavar="URL"
+    )
+    dialect: Literal["vllm", "sglang"] = option("vllm", "What the servers are.", "--type")
+    folder: Path = option(
+        ..., "Where adapters are written; the servers read it under the same path.", path="folder"
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8003, "0: any free port.", ge=0, le=65535)
+
+
 @engine.command()
-@click.option(
-    "--base-url",
-    "servers",
-    multiple=True,
-    required=True,
-    metavar="URL",
-    help="A vLLM or SGLang server; repeatable.",
-)
-@click.option(
-    "--type",
-    "dialect",
-    type=click.Choice(["vllm", "sglang"]),
-    default="vllm",
-    show_default=True,
-    help="What the servers are.",
-)
-@click.option(
-    "--folder",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where adapters are written; the servers read it under the same path.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=8003, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
-)
+@model_options(FleetServeOptions)
 @_url_option
 @stored_variables
-def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port: int, url: str) -> None:
+def fleet(options: FleetServeOptions, url: str) -> None:
     """Sample the policy of a running engine on vLLM or SGLang servers.
 
     They load the adapter that the engine published last, and environments sample at this address.
@@ -150,17 +136,18 @@ def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port:
     from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)
-    options = FleetOptions(
+    fleet_options = FleetOptions(
         engine_url=url,
-        servers=servers,
-        dialect=DIALECTS[dialect],
-        folder=folder,
-        host=host,
-        port=port,
+        servers=options.servers,
+        dialect=DIALECTS[options.dialect],
+        folder=options.folder,
+        host=options.host,
+        port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
         server_key=os.environ.get(KEY_VARIABLE) or None,
     )
-    serve(options, lambda address: click.echo(f"fleet of {len(servers)} on {address}, model policy"))
+    count = len(options.servers)
+    serve(fleet_options, lambda address: click.echo(f"fleet of {count} on {address}, model policy"))
     report_stop("engine fleet")
 
 
