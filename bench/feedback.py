@@ -271,7 +271,7 @@ def main() -> None:
     parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
     parser.add_argument("--rlhf-noise", type=float, default=0.1, choices=NOISE, help="of RLHF's reward model")
     given = parser.parse_args()
-    from hermes.quickstart.machine import choose_device
+    from hermes.quickstart.act import choose_device
 
     device = choose_device(given.device)
     size = given.size or ("gpu" if device == "cuda" else "cpu")

@@ -68,8 +68,7 @@ def quickstart(
 
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.quickstart import report, stages
-    from hermes.quickstart.act import ActOptions
-    from hermes.quickstart.machine import choose_device
+    from hermes.quickstart.act import ActOptions, choose_device
     from hermes.quickstart.recipe import choose
 
     torch_device = choose_device(device, lambda line: click.echo(f"({line})", err=True))

@@ -6,6 +6,7 @@ in the folder, so that it can be repeated by hand.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +20,34 @@ from hermes.core.durations import duration
 from hermes.core.names import unused_name
 from hermes.disk.files import ensure_dir
 from hermes.engine.server.options import EngineServeOptions
-from hermes.errors import HermesError
+from hermes.errors import HermesError, MissingDependencyError, UsageError
+from hermes.models.local.bundled import Progress, fetch
 from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.serving.fetch import fetch_json
 from hermes.training.session import ProgressCallback
+
+_NEEDED = ("torch", "transformers", "tinker", "starlette", "uvicorn")
+
+
+def choose_device(requested: str, progress: Progress) -> str:
+    """cpu or cuda. MissingDependencyError if a package is missing, UsageError if there is no GPU."""
+    for package in _NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(package, "train,web", "The quickstart")
+    fetch(home(), progress)
+    if requested == "cpu":
+        return requested
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if requested == "cuda":
+        raise UsageError("there is no CUDA device here", "leave out --device, and it runs on the CPU")
+    return "cpu"
+
 
 MODEL = "hermes/smollm2"
 LOCAL = {
