@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,11 +41,11 @@ _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.jso
 class ImportProblem(NamedTuple):
     file: str
     line: int
-    """From 1; of a JSON document, the position in its list."""
+    """From 1; of a JSON document, the position in its list; of a database, the row. 0: the file as a whole."""
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.why}"
+        return f"{self.file}:{self.line}: {self.why}" if self.line else f"{self.file}: {self.why}"
 
 
 class NumberedRow(NamedTuple):
@@ -60,6 +60,8 @@ class Imported:
     known: int = 0
     """In the store before."""
     problems: list[ImportProblem] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Lines of sessions that are no messages, by their type."""
 
 
 def import_files(
@@ -73,7 +75,7 @@ def import_files(
     done = Imported()
     imported_ids: set[str] = set()
     occurrences: Counter[tuple[str, str]] = Counter()
-    with _Storing(writer, done) as storing:
+    with Storing(writer, done) as storing:
         for file, line in rows_of(paths):
             try:
                 example = read_row(line, chosen, run_id)
@@ -103,7 +105,7 @@ def import_files(
     return done
 
 
-class _Storing:
+class Storing:
     """Stores records, many in one commit: a file is on disk when the next one begins, the last when the block
     ends."""
 
@@ -228,14 +230,29 @@ def rows_of(paths: list[Path]) -> Iterator[NumberedRow]:
 def _record(example: Example) -> Record:
     """The example as the record of a trajectory: each model call saw the messages before it."""
     trajectory = example.trajectory
-    messages = tuple(step.message for step in trajectory.steps)
-    inputs = {
-        step.index: ModelInput(messages[: step.index], example.tools)
-        for step in trajectory.steps
-        if step.kind is StepKind.MODEL
-    }
     rewards = () if example.reward is None else (Reward(trajectory.header.id, example.reward, "imported"),)
-    return Record(trajectory, inputs, rewards)
+    return Record(trajectory, EarlierMessages(trajectory, example.tools), rewards)
+
+
+class EarlierMessages(Mapping[int, ModelInput]):
+    """What the model calls of an imported trajectory saw: the messages before them, joined when needed."""
+
+    def __init__(self, trajectory: Trajectory, tools: tuple[JSONObject, ...] = ()) -> None:
+        self._messages = tuple(step.message for step in trajectory.steps)
+        self._indices = [step.index for step in trajectory.steps if step.kind is StepKind.MODEL]
+        self._calls = frozenset(self._indices)
+        self._tools = tools
+
+    def __getitem__(self, index: int) -> ModelInput:
+        if index not in self._calls:
+            raise KeyError(index)
+        return ModelInput(self._messages[:index], self._tools)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Sessions that coding agents left on disk, as trajectories: one reader for each client, one way into the store."""
