@@ -41,7 +41,7 @@ _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.jso
 class ImportProblem(NamedTuple):
     file: str
     line: int
-    """From 1; of a JSON document, the position in its list; of a database, the row. 0: the file as a whole."""
+    """From 1; of a JSON document, the position in its list; of a database, the row. 0: the whole file."""
     why: str
 
     def __str__(self) -> str:

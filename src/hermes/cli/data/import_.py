@@ -1,4 +1,4 @@
-"""`hermes import`: stores conversations from other sources, and the sessions that coding agents left on disk."""
+"""`hermes import`: stores conversations from other sources, and sessions of coding agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _CLIENTS = ("auto", "claude-code", "codex", "opencode", "pi", "hermes-agent")
 @click.command("import")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
-    "--from", "client", type=click.Choice(_CLIENTS), help="Whose sessions they are; auto recognises each file."
+    "--from",
+    "client",
+    type=click.Choice(_CLIENTS),
+    help="Whose sessions they are; auto recognises each file.",
 )
 @click.option("--format", "form", metavar="NAME", help="Format of the files; detected for each row if unset.")
 @click.option("--run", "run_id", metavar="NAME", help="Run id of the imported rows.")
@@ -51,8 +54,8 @@ def import_(
 
     ShareGPT, OpenAI messages, ATIF, session traces, batch runs of hermes-agent, and whole records of
     another Hermes. With --from: the sessions of a coding agent, from FILES or from where it leaves them.
-    Rows that cannot be read are reported with their line, the others stored, and the exit
-    code is 1. A row that is in the store already is not stored again, and of a session that grew only what is new.
+    Rows that cannot be read are reported with their line, the others stored, and the exit code is 1. A row
+    that is in the store already is not stored again, and of a session that grew only what is new.
     """
     import sys
 
@@ -103,7 +106,9 @@ def _request(
     request = SessionRequest(client, list(files) or default_places(client), run_id)
     if not request.paths:
         whose = "a coding agent" if client == AUTO else client
-        raise UsageError(f"there are no sessions of {whose} where they usually are", "name the file or the folder")
+        raise UsageError(
+            f"there are no sessions of {whose} where they usually are", "name the file or the folder"
+        )
     if client != AUTO or not ask:
         return request
     for entry in survey(request):

@@ -1,1 +1,1 @@
-"""Sessions that coding agents left on disk, as trajectories: one reader for each client, one way into the store."""
+"""Sessions that coding agents left on disk: a reader for each client, and one way into the store."""

@@ -1,8 +1,9 @@
 """What a reader makes of a client's file: sessions, their paths, and the entries on them.
 
-A path is what a model was shown, from its first message to its last: a fork, a rewound question and a compaction
-each begin another one. The index of a session is small; messages are read when they are stored. An entry's key
-is the same in every copy that the client makes of it, so that a fork is recognised in another file.
+A path is what a model was shown, from its first message to its last: a fork, a rewound question and a
+compaction each begin another one. The index of a session is small; messages are read when they are stored.
+An entry's key is the same in every copy that the client makes of it, so that a fork is recognised in another
+file.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from hermes.core import (
     JSON,
+    Boundary,
     JSONObject,
     Message,
     ModelCall,
@@ -24,10 +26,14 @@ from hermes.core import (
     Relation,
     Role,
     Sampling,
+    StopReason,
     ToolCall,
     Usage,
 )
 from hermes.data.example import IMPORTED
+
+COMPACTED = Outcome(StopReason.CONTEXT_FULL, Boundary.LIMIT, detail="the client went on with another history")
+"""The end of a path in the middle of its work."""
 
 
 class Ref(NamedTuple):

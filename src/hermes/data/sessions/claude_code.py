@@ -1,8 +1,9 @@
-"""Claude Code: a file a session and a file a sub-agent, one content block of an answer a line, joined to a tree.
+"""Claude Code: a file a session, a file a sub-agent, a content block a line, joined to a tree.
 
-Lines with one `message.id` are one answer, and repeat its usage. Results belong to their call, wherever the tree
-puts them. A boundary of a compaction begins another path; what it says was kept is input there. The system
-prompt, the tools and the attachments are not in the file as the model saw them, and so not in the trajectory.
+Lines with one `message.id` are one answer, and repeat its usage. Results belong to their call, wherever the
+tree puts them. A boundary of a compaction begins another path; what it says was kept is input there. The
+system prompt, the tools and the attachments are not in the file as the model saw them, and so not in the
+trajectory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from hermes.core import Boundary, JSONObject, Message, Outcome, Relation, Role, StopReason, ToolCall, Usage
 from hermes.data.sessions.base import (
+    COMPACTED,
     Entry,
     Notes,
     Ref,
@@ -38,7 +40,7 @@ _MESSAGES = ("user", "assistant")
 
 @dataclass(slots=True)
 class _Node:
-    """A question, an answer in all its lines, or a compaction's boundary; `results` are those of its calls."""
+    """A question, an answer in all its lines, or a compaction's boundary, with the results of its calls."""
 
     ref: Ref
     parent: int
@@ -118,6 +120,9 @@ class _Tree:
             node = _Node(_ref(line, uuid), -1, boundary=True)
             node.kept = [str(name) for name in kept] if isinstance(kept, list) else []
             self._append(node, uuid)
+            before = self._by_uuid.get(str(row.get("logicalParentUuid")), -1)
+            if before >= 0 and self._nodes[before].results:
+                self._nodes[before].outcome = COMPACTED
         elif kind in _MESSAGES:
             message = row.get("message")
             if not isinstance(message, dict) or "content" not in message:
@@ -195,7 +200,8 @@ class _Tree:
                 index = chain[-1].parent
             chain.reverse()
             refs = [ref for entry in chain for ref in self._refs(entry)]
-            relation, origins = None, ()
+            relation: Relation | None = None
+            origins: tuple[str, ...] = ()
             if chain[0].boundary:
                 refs[1:1] = self._kept(chain[0])
                 relation = Relation.CONTINUED
@@ -232,8 +238,7 @@ def _joined(ref: Ref, line: PlacedLine, uuid: str) -> Ref:
 
 def _load(file: SessionFile, ref: Ref) -> Entry:
     if ref.answer:
-        rows = [file.row(place) for place in ref.places]
-        return _answer([as_object(row.get("message")) for row in rows])
+        return _answer([as_object(file.row(place).get("message")) for place in ref.places])
     row = file.row(ref.places[0])
     content: Any = as_object(row.get("message")).get("content")
     if len(ref.places) == 1:

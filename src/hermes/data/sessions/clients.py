@@ -124,12 +124,10 @@ def sources(name: str, paths: list[Path], notes: dict[Path, Notes]) -> Iterator[
 def recognise(root: Path, path: Path) -> Client | None:
     """The client of a file, by its tables or its first lines."""
     if path.name.endswith(_DATABASES):
+        tables: frozenset[str] = frozenset()
         with opened(root, path, Notes()) as database:
             tables = database.tables()
-            return next(
-                (client for client in CLIENTS.values() if client.tables and client.tables <= tables), None
-            )
-        return None
+        return next((it for it in CLIENTS.values() if it.tables and it.tables <= tables), None)
     file = SessionFile(root, path)
     try:
         for line in file.rows(Notes(), _FIRST_LINES):

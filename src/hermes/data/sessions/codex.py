@@ -1,7 +1,8 @@
 """Codex: a file a thread, in order; the items of one response are one answer, and its usage follows it.
 
-A line of type `compacted` has the history that replaced the one before it. Sub-agents have files of their own,
-which name their thread's parent. The tools are not in the file, and thinking only as far as it is not encrypted.
+A line of type `compacted` has the history that replaced the one before it. Sub-agents have files of their
+own, which name their thread's parent. The tools are not in the file, and thinking only as far as it is not
+encrypted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from hermes.core import Boundary, JSONObject, Message, Outcome, Relation, Role, StopReason, ToolCall, Usage
 from hermes.data.formats.base import BadRowError
 from hermes.data.sessions.base import (
+    COMPACTED,
     Entry,
     Notes,
     Ref,
@@ -172,7 +174,8 @@ class _Thread:
             self._without_usage = None
 
     def _compacted(self, line: PlacedLine, payload: JSONObject) -> None:
-        self._paths.append(SessionPath(self._refs, self._relation, self._origins, self._outcome))
+        cut = COMPACTED if self._refs and not self._refs[-1].answer else None
+        self._paths.append(SessionPath(self._refs, self._relation, self._origins, self._outcome or cut))
         self._relation, self._origins = Relation.CONTINUED, ()
         self._open = self._without_usage = self._outcome = None
         key, at_ms = f"{self.id}:{line.place}", milliseconds(line.row.get("timestamp"))

@@ -1,7 +1,7 @@
 """hermes-agent: `state.db`, with sessions and their messages; a compression or a branch is another session.
 
-Messages that were compacted away come first, and those that replaced them are a path of its own; messages that
-a user took back are left out. Tokens are known of a session as a whole only, and so of no call.
+Messages that were compacted away come first, and those that replaced them are a path of its own; messages
+that a user took back are left out. Tokens are known of a session as a whole only, and so of no call.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _paths(
     system = [] if _prompt(database, session) is None else [Ref(f"{name}:system", 0, (0,), 0)]
     replaced: list[Ref] = []
     refs: list[Ref] = []
-    query = "SELECT rowid AS at, length(content) AS size, * FROM messages WHERE session_id = ? ORDER BY timestamp, id"
+    columns = "rowid AS at, length(content) AS size, *"
+    query = f"SELECT {columns} FROM messages WHERE session_id = ? ORDER BY timestamp, id"
     for row in database.rows(query, name):
         if row["role"] not in _ROLES:
             notes.ignored[str(row["role"])] += 1

@@ -110,7 +110,7 @@ def _unpacked(path: Path, packed: BinaryIO) -> BinaryIO:
         import zstandard
     except ImportError as error:
         raise MissingDependencyError("zstandard", "train", "reading .zst files") from error
-    target: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115: closed by the session file
+    target: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     size_bytes = 0
     try:
         with packed, zstandard.ZstdDecompressor().stream_reader(packed) as reader:

@@ -1,8 +1,8 @@
 """opencode: one database for all sessions; a message is a row, and its parts are rows of their own.
 
-A tool's part has the call and its result. A user's message with a part of type `compaction` begins a new history,
-of which the summary is the first answer. Forks get new ids and so cannot be recognised. The system prompt and the
-tools are not in the database.
+A tool's part has the call and its result. A user's message with a part of type `compaction` begins a new
+history, of which the summary is the first answer. Forks get new ids and so cannot be recognised. The system
+prompt and the tools are not in the database.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hermes.core import Boundary, JSONObject, Message, Outcome, Relation, Role, StopReason, Usage
 from hermes.data.sessions.base import (
+    COMPACTED,
     Entry,
     Notes,
     Ref,
@@ -73,7 +74,8 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
             notes.problem(place, f"a message that cannot be read: {error}")
             continue
         if any(part.get("type") == "compaction" for part in contents):
-            paths.append(SessionPath(refs, relation, origins, outcome))
+            cut = COMPACTED if refs and not refs[-1].answer else None
+            paths.append(SessionPath(refs, relation, origins, outcome or cut))
             refs, relation, origins = [], Relation.CONTINUED, ()
         outcome = _outcome(message)
         refs += _refs(parts, message, contents)

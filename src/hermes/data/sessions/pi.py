@@ -1,7 +1,7 @@
 """pi: a file a session, a tree of entries by `parentId`; a compaction keeps the messages from one entry on.
 
-Forks into another file copy entries with their id and time, which together are their key. The system prompt and
-the tools are not in the file.
+Forks into another file copy entries with their id and time, which together are their key. The system prompt
+and the tools are not in the file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from hermes.core import Boundary, JSONObject, Message, Outcome, Relation, Role, StopReason, Usage
 from hermes.data.formats.base import BadRowError
 from hermes.data.sessions.base import (
+    COMPACTED,
     Entry,
     Notes,
     Ref,
@@ -120,7 +121,8 @@ def _paths(nodes: list[_Node]) -> Iterator[SessionPath]:
         relation = None
         for position, node in enumerate(chain):
             if node.kept_from is not None and node.ref is not None:
-                yield SessionPath(refs, relation)
+                cut = COMPACTED if refs and not refs[-1].answer else None
+                yield SessionPath(refs, relation, outcome=cut)
                 refs, relation = [node.ref, *_kept(chain[:position], node)], Relation.CONTINUED
             elif node.ref is not None:
                 refs.append(node.ref)

@@ -1,9 +1,9 @@
 """Sessions into the store: each path once, whole or not at all, and of a session that grew only what is new.
 
 What a trajectory holds of a session is in its `config`: the keys of its own entries, shortened. A path is
-compared with them. It goes on where the stored ones end, in a trajectory that has what was before as input and
-names its parent; so forks, copies of a session in another file and a second import double nothing. Questions at
-the end that no model has answered yet are left for the next import.
+compared with them. It goes on where the stored ones end, in a trajectory that has what was before as input
+and names its parent; so forks, copies of a session in another file and a second import double nothing.
+Questions at the end that no model has answered yet are left for the next import.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from hermes.store import Reader, Record, sqlite
 
 MAX_TRAJECTORY_BYTES = 32 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
+_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, *sqlite.errors())
 _SETTLED_BYTES = 32 << 20
 
 
@@ -155,7 +156,7 @@ class SessionImport:
         for ref in refs:
             try:
                 loaded.append(_Loaded(ref, session.load(ref)))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError, *sqlite.errors()) as error:
+            except _UNREADABLE as error:
                 why = f"not a message of {session.agent}: {type(error).__name__} {error}"
                 problem = ImportProblem(session.file, session.line(ref), why)
                 if problem not in self.done.problems[-len(refs) :]:
