@@ -23,6 +23,7 @@ class FilterOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str | None = option(None, "Model, as provider/name.")
+    agent: str | None = option(None, "Whose session it is: claude-code, codex, opencode, pi …")
     tool: str | None = option(None, "A tool that was called.")
     stop_reason: str | None = option(None, "completed, error, max_turns, cut, running …", "--outcome")
     source: str | None = option(None, "chat, query, batch, env, delegate or import.")

@@ -25,6 +25,7 @@ from hermes.data.formats.base import BadRowError, Format
 from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.data.lines import MAX_LINE_BYTES, Line, read_lines, read_parquet
+from hermes.data.sessions.detect import session_client
 from hermes.errors import UsageError
 from hermes.store import ModelInput, Reader, Record, RefusedError, Writer
 
@@ -288,6 +289,10 @@ def _jsonl(path: Path) -> Iterator[Line]:
     lines = read_lines(path)
     first = next(lines, None)
     if first is None:
+        return
+    client = session_client(first.row) if first.row is not None else None
+    if client is not None:
+        yield Line(first.number, None, f"a session of {client}: hermes import --from {client} reads it")
         return
     if first.row is None or first.row.get("type") != "session" or "messages" in first.row:
         yield first

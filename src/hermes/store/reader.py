@@ -331,13 +331,15 @@ class Reader:
         return sorted({run_id for name in ids if (run_id := self._run_of(name))})
 
     def names(self, kind: str) -> list[str]:
-        """The names that trajectories have; `kind` is run, model or tool (one that was called)."""
+        """The names that trajectories have; `kind` is run, model, agent or tool (one that was called)."""
         query = {
             "run": "SELECT DISTINCT run_id FROM trajectories WHERE run_id IS NOT NULL",
             "model": "SELECT DISTINCT model FROM trajectories",
+            "agent": "SELECT DISTINCT metadata ->> '$.agent' FROM trajectories"
+            " WHERE metadata ->> '$.agent' IS NOT NULL",
             "tool": "SELECT DISTINCT tool FROM steps WHERE tool IS NOT NULL",
         }[kind]
-        return sorted(row[0] for row in self._db.execute(query))
+        return sorted(str(row[0]) for row in self._db.execute(query))
 
     def _run_of(self, trajectory_id: str) -> str | None:
         row = self._db.execute("SELECT run_id FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()

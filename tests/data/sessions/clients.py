@@ -1,4 +1,4 @@
-"""What the real clients wrote in headless runs against a scripted server: shapes, without the vendors' prompts."""
+"""What the real clients wrote in headless runs against a scripted server, without the vendors' prompts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ CLIENTS = ("claude-code", "codex", "opencode", "pi", "hermes-agent")
 _OPENCODE = """
 CREATE TABLE session (id TEXT PRIMARY KEY, parent_id TEXT, directory TEXT, title TEXT, version TEXT,
     time_created INTEGER, time_updated INTEGER);
-CREATE TABLE message (id TEXT PRIMARY KEY, session_id TEXT, time_created INTEGER, time_updated INTEGER, data TEXT);
+CREATE TABLE message (id TEXT PRIMARY KEY, session_id TEXT, time_created INTEGER,
+    time_updated INTEGER, data TEXT);
 CREATE TABLE part (id TEXT PRIMARY KEY, message_id TEXT, session_id TEXT, time_created INTEGER,
     time_updated INTEGER, data TEXT);
 """
 _HERMES_AGENT = """
 CREATE TABLE system_prompts (hash TEXT PRIMARY KEY, prompt TEXT NOT NULL);
-CREATE TABLE sessions (id TEXT PRIMARY KEY, source TEXT NOT NULL, model TEXT, model_config TEXT, system_prompt TEXT,
-    system_prompt_hash TEXT, parent_session_id TEXT, started_at REAL NOT NULL, ended_at REAL, end_reason TEXT,
-    cwd TEXT, billing_provider TEXT, last_activity_at REAL);
+CREATE TABLE sessions (id TEXT PRIMARY KEY, source TEXT NOT NULL, model TEXT, model_config TEXT,
+    system_prompt TEXT, system_prompt_hash TEXT, parent_session_id TEXT, started_at REAL NOT NULL,
+    ended_at REAL, end_reason TEXT, cwd TEXT, billing_provider TEXT, last_activity_at REAL);
 CREATE TABLE messages (id INTEGER PRIMARY KEY AUTOINCREMENT, session_id TEXT NOT NULL, role TEXT NOT NULL,
-    content TEXT, tool_call_id TEXT, tool_calls TEXT, tool_name TEXT, timestamp REAL NOT NULL, finish_reason TEXT,
-    reasoning TEXT, reasoning_content TEXT, active INTEGER NOT NULL DEFAULT 1, compacted INTEGER NOT NULL DEFAULT 0);
+    content TEXT, tool_call_id TEXT, tool_calls TEXT, tool_name TEXT, timestamp REAL NOT NULL,
+    finish_reason TEXT, reasoning TEXT, reasoning_content TEXT, active INTEGER NOT NULL DEFAULT 1,
+    compacted INTEGER NOT NULL DEFAULT 0);
 """
 
 
@@ -56,7 +58,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def _database(path: Path, schema: str, tables: dict[str, list[dict[str, Any]]]) -> Path:

@@ -1,4 +1,4 @@
-"""Each client's sessions as trajectories: branches, sub-agents, compaction, thinking, results, usage, models."""
+"""Each client's sessions as trajectories: branches, sub-agents, compaction, thinking, results, usage."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class _Node:
     parent: int
     results: list[Ref] = field(default_factory=list)
     boundary: bool = False
-    kept: list[str] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
     """Of a boundary: the messages that stand again behind the summary."""
     sidechain: bool = False
     outcome: Outcome | None = None
@@ -74,10 +74,6 @@ def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
         )
     finally:
         file.close()
-
-
-def recognises(row: JSONObject) -> bool:
-    return isinstance(row.get("sessionId"), str) and isinstance(row.get("type"), str) and "payload" not in row
 
 
 def _call_of(path: Path) -> tuple[str, ...]:
@@ -116,9 +112,9 @@ class _Tree:
             return  # written twice
         parent = self._parent(row)
         if kind == "system" and row.get("subtype") == "compact_boundary":
-            kept = as_object(as_object(row.get("compactMetadata")).get("preservedMessages")).get("uuids")
+            names = as_object(as_object(row.get("compactMetadata")).get("preservedMessages")).get("uuids")
             node = _Node(_ref(line, uuid), -1, boundary=True)
-            node.kept = [str(name) for name in kept] if isinstance(kept, list) else []
+            node.again = [str(name) for name in names] if isinstance(names, list) else []
             self._append(node, uuid)
             before = self._by_uuid.get(str(row.get("logicalParentUuid")), -1)
             if before >= 0 and self._nodes[before].results:
@@ -213,7 +209,7 @@ class _Tree:
         return [] if node.boundary else [node.ref, *node.results]
 
     def _kept(self, boundary: _Node) -> list[Ref]:
-        nodes = dict.fromkeys(self._by_uuid[name] for name in boundary.kept if name in self._by_uuid)
+        nodes = dict.fromkeys(self._by_uuid[name] for name in boundary.again if name in self._by_uuid)
         refs = [ref for index in nodes for ref in self._refs(self._nodes[index])]
         return [ref._replace(key=f"{boundary.ref.key}:{ref.key}", copied=True, link=None) for ref in refs]
 

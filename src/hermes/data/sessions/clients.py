@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hermes.core import JSONObject
 from hermes.data.sessions import claude_code, codex, hermes_agent, opencode, pi
 from hermes.data.sessions.base import Notes, Read
 from hermes.data.sessions.database import opened
+from hermes.data.sessions.detect import session_client
 from hermes.data.sessions.lines import SessionFile
 from hermes.disk import trees
 from hermes.errors import UsageError
@@ -31,9 +31,8 @@ class Client:
     read: Read
     places: Callable[[Mapping[str, str], Path], tuple[Path, ...]]
     """Where its sessions are, by the environment and the user's home."""
-    recognises: Callable[[JSONObject], bool] | None = None
-    """By one line; None: a database."""
     tables: frozenset[str] = frozenset()
+    """Those of its database; empty: it writes lines."""
 
 
 def _folder(
@@ -51,25 +50,15 @@ CLIENTS: Mapping[str, Client] = MappingProxyType(
     {
         client.name: client
         for client in (
-            Client(
-                claude_code.AGENT,
-                claude_code.read,
-                _folder("CLAUDE_CONFIG_DIR", ".claude", "projects"),
-                claude_code.recognises,
-            ),
-            Client(
-                codex.AGENT,
-                codex.read,
-                _folder("CODEX_HOME", ".codex", "sessions", "archived_sessions"),
-                codex.recognises,
-            ),
+            Client(claude_code.AGENT, claude_code.read, _folder("CLAUDE_CONFIG_DIR", ".claude", "projects")),
+            Client(codex.AGENT, codex.read, _folder("CODEX_HOME", ".codex", "sessions", "archived_sessions")),
             Client(
                 opencode.AGENT,
                 opencode.read,
                 _folder("XDG_DATA_HOME", ".local/share", "opencode/opencode.db"),
                 tables=opencode.TABLES,
             ),
-            Client(pi.AGENT, pi.read, _folder("PI_CODING_AGENT_DIR", ".pi/agent", "sessions"), pi.recognises),
+            Client(pi.AGENT, pi.read, _folder("PI_CODING_AGENT_DIR", ".pi/agent", "sessions")),
             Client(
                 hermes_agent.AGENT,
                 hermes_agent.read,
@@ -108,10 +97,10 @@ def sources(name: str, paths: list[Path], notes: dict[Path, Notes]) -> Iterator[
             raise UsageError(f"no such file: {path}", "name a session file, a database, or a folder of them")
         root = path if path.is_dir() else path.parent
         for file in _files(path):
-            wanted = CLIENTS.get(name)
-            if wanted is not None and (file == path or _may_be(wanted, file)):
-                yield SessionSource(wanted, root, file)
-            elif wanted is None:
+            chosen = CLIENTS.get(name)
+            if chosen is not None and (file == path or _may_be(chosen, file)):
+                yield SessionSource(chosen, root, file)
+            elif chosen is None:
                 try:
                     client = recognise(root, file)
                 except UsageError as error:
@@ -131,20 +120,15 @@ def recognise(root: Path, path: Path) -> Client | None:
     file = SessionFile(root, path)
     try:
         for line in file.rows(Notes(), _FIRST_LINES):
-            if (client := of_row(line.row)) is not None:
-                return client
+            if (name := session_client(line.row)) is not None:
+                return CLIENTS[name]
     finally:
         file.close()
     return None
 
 
-def of_row(row: JSONObject) -> Client | None:
-    """The client that writes such lines."""
-    return next((client for client in CLIENTS.values() if client.recognises and client.recognises(row)), None)
-
-
 def _may_be(client: Client, file: Path) -> bool:
-    return file.name.endswith(_DATABASES if client.recognises is None else _LINES)
+    return file.name.endswith(_DATABASES if client.tables else _LINES)
 
 
 def _files(path: Path) -> list[Path]:

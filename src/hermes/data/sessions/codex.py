@@ -61,10 +61,6 @@ def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
         file.close()
 
 
-def recognises(row: JSONObject) -> bool:
-    return row.get("type") == "session_meta" or ("instructions" in row and "timestamp" in row and "id" in row)
-
-
 class _Thread:
     def __init__(self, name: str) -> None:
         self.id = name

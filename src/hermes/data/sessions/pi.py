@@ -86,10 +86,6 @@ def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
         file.close()
 
 
-def recognises(row: JSONObject) -> bool:
-    return row.get("type") == "session" and "harness" not in row and "messages" not in row and "cwd" in row
-
-
 def _node(line: PlacedLine, by_name: dict[str, int], position: int) -> _Node:
     """A session of version 1 has no ids: each entry follows the one before it."""
     row, kind = line.row, line.row.get("type")

@@ -91,7 +91,7 @@ def _changed(
         files = [path.stat() for path in (source.path, beside) if path.is_file()]
         state = (max((file.st_mtime_ns for file in files), default=0), sum(file.st_size for file in files))
         at_rest = state[0] <= settled_ms * 1_000_000
-        if read_at.get(source.path) != state and (at_rest or source.client.recognises is None):
+        if read_at.get(source.path) != state and (at_rest or source.client.tables):
             if at_rest:
                 read_at[source.path] = state
             yield source

@@ -3,7 +3,8 @@
 What a trajectory holds of a session is in its `config`: the keys of its own entries, shortened. A path is
 compared with them. It goes on where the stored ones end, in a trajectory that has what was before as input
 and names its parent; so forks, copies of a session in another file and a second import double nothing.
-Questions at the end that no model has answered yet are left for the next import.
+What no
+model has answered yet, and an answer that may still get more calls, are left for the next import.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hermes.core import (
     ToolErrorKind,
     ToolResult,
     Trajectory,
+    clock,
 )
 from hermes.data.example import ending
 from hermes.data.formats.facts import content_id
@@ -34,10 +36,12 @@ from hermes.data.lines import Line
 from hermes.data.sessions.base import Entry, Notes, Ref, Session, SessionPath
 from hermes.store import Reader, Record, sqlite
 
-MAX_TRAJECTORY_BYTES = 32 << 20
+MAX_TRAJECTORY_BYTES = 16 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
 _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, *sqlite.errors())
-_SETTLED_BYTES = 32 << 20
+_SETTLED_BYTES = 16 << 20
+_REST_MS = 600_000
+"""Of a session that has not changed for so long, an unfinished answer is all that there will be."""
 
 
 class _Loaded(NamedTuple):
@@ -58,6 +62,7 @@ class SessionImport:
     _links: dict[str, str] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)
     _waiting_bytes: int = 0
+    _resting_ms: int = field(default_factory=lambda: clock.now_ms() - _REST_MS)
 
     def add(self, session: Session) -> None:
         previous: str | None = None
@@ -129,8 +134,8 @@ class SessionImport:
         end = start + _fitting(path.refs[start:])
         own = self._load(session, path.refs[start:end])
         outcome = path.outcome if end == len(path.refs) else None
-        while own and outcome is None and not _ends(own[-1].entry):
-            own.pop()
+        if outcome is None:
+            own = _finished(own, at_rest=end < len(path.refs) or session.updated_ms < self._resting_ms)
         if not any(loaded.entry.call is not None for loaded in own):
             return start
         end = path.refs.index(own[-1].ref, start) + 1
@@ -188,6 +193,21 @@ def _fitting(refs: Sequence[Ref]) -> int:
         if size_bytes > MAX_TRAJECTORY_BYTES and index:
             return index
     return len(refs)
+
+
+def _finished(own: list[_Loaded], *, at_rest: bool) -> list[_Loaded]:
+    """Without the questions at the end, and without a last answer of which more may come."""
+    last = max((index for index, loaded in enumerate(own) if loaded.entry.call is not None), default=0)
+    if own and not at_rest and _is_open(own[last].entry):
+        own = own[:last]
+    while own and not _ends(own[-1].entry):
+        own = own[:-1]
+    return own
+
+
+def _is_open(entry: Entry) -> bool:
+    calls = entry.message.tool_calls
+    return entry.call is not None and (bool(calls) or "tool" in entry.call.finish_reason.lower())
 
 
 def _ends(entry: Entry) -> bool:
