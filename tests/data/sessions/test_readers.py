@@ -124,9 +124,17 @@ def test_claude_code_a_rewound_question_is_a_branch(tmp_path: Path) -> None:
     )
     asked = second | {"uuid": "q2", "message": {"role": "user", "content": "something else"}}
     said = answer | {"uuid": "a2", "parentUuid": "q2"}
-    said["message"] = answer["message"] | {"id": "m2", "content": [{"type": "text", "text": "Else."}]}
+    said["message"] = answer["message"] | {
+        "id": "m2",
+        "stop_reason": "end_turn",
+        "content": [{"type": "text", "text": "Else."}],
+    }
     retried = answer | {"uuid": "a3"}
-    retried["message"] = answer["message"] | {"id": "m3", "content": [{"type": "text", "text": "Otherwise."}]}
+    retried["message"] = answer["message"] | {
+        "id": "m3",
+        "stop_reason": "end_turn",
+        "content": [{"type": "text", "text": "Otherwise."}],
+    }
     db = tmp_path / "hermes.db"
     imported(db, "claude-code", write_lines(tmp_path / "tree.jsonl", [*rows, asked, said, retried]))
     whole, branch, retry = stored(db)

@@ -114,8 +114,11 @@ def recognise(root: Path, path: Path) -> Client | None:
     """The client of a file, by its tables or its first lines."""
     if path.name.endswith(_DATABASES):
         tables: frozenset[str] = frozenset()
-        with opened(root, path, Notes()) as database:
+        notes = Notes()
+        with opened(root, path, notes) as database:
             tables = database.tables()
+        if notes.problems:
+            raise UsageError(notes.problems[0].why)
         return next((it for it in CLIENTS.values() if it.tables and it.tables <= tables), None)
     file = SessionFile(root, path)
     try:
