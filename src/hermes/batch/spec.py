@@ -123,10 +123,11 @@ def _write_spec(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec
 
 def load_spec(folder: Path) -> RunSpec:
     path = folder / "run.json"
+    text = read_text(path)
+    if text is None:
+        raise UsageError(f"there is no run in {folder}", "see 'hermes batch status'")
     try:
-        return RunSpec.from_json(parse_object(path.read_text("utf-8")))
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no run in {folder}", "see 'hermes batch status'") from error
+        return RunSpec.from_json(parse_object(text))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a run's specification: {error}", "move the folder aside") from error
 

@@ -239,6 +239,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise HermesError(f"{path} cannot be read: {error.strerror}", "move it aside") from error
     yield from _rows(text)
 
 
