@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.data import typed
 from hermes.data.export.table import KINDS, fits
 from hermes.data.formats.batch import COLUMNS, EXTRA
@@ -168,7 +168,7 @@ def read_segment(path: Path) -> Iterator[tuple[int, SampleEntry]]:
     """The entries of one segment, each with the offset of its line."""
     for offset, line in appendlog.read_lines_at(path):
         try:
-            entry = SampleEntry.from_json(json.loads(line))
+            entry = SampleEntry.from_json(parse_object(line))
         except (ValueError, KeyError, TypeError):
             _logger.warning("%s: the line at byte %d is damaged and is ignored", path, offset)
             continue
