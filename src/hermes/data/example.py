@@ -226,7 +226,11 @@ def _step(index: int, message: Message, header: Header, call: ModelCall | None) 
         return Step(index, StepKind.MODEL, message, at_ms, call=model_call)
     if message.role is Role.TOOL:
         result = ToolResult(
-            message.tool_call_id or "", message.name or "", True, 0.0, result_chars=len(message.content)
+            message.tool_call_id or "",
+            message.name or "unknown",
+            True,
+            0.0,
+            result_chars=len(message.content),
         )
         return Step(index, StepKind.TOOL, message, at_ms, result=result)
     return Step(index, StepKind.INPUT, message, at_ms)
