@@ -108,7 +108,7 @@ def _check_row(entry: SampleEntry) -> None:
         return
     missing = [name for name in _NEVER_NULL if row.get(name) is None]
     wrong = [name for name, kind in _ROW.items() if not fits(row.get(name), kind)]
-    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name) or {}, dict)]
+    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name), dict | None)]
     if missing or wrong:
         raise ValueError(f"missing or of another type: {', '.join((*missing, *wrong))}")
     texts = [turn.get(name) for turn in row["conversations"] for name in ("from", "value")]
@@ -169,7 +169,7 @@ def read_segment(path: Path) -> Iterator[tuple[int, SampleEntry]]:
     for offset, line in appendlog.read_lines_at(path):
         try:
             entry = SampleEntry.from_json(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             _logger.warning("%s: the line at byte %d is damaged and is ignored", path, offset)
             continue
         yield offset, entry
