@@ -183,7 +183,7 @@ def _in_order_of_calls(calls: Sequence[ToolCall], results: Sequence[Message]) ->
     free: list[str | None] = [*ids]
     placed: list[tuple[int, Message]] = []
     for result in results:
-        place = (free if result.tool_call_id in free else ids).index(result.tool_call_id or "")
-        free[place] = None
-        placed.append((place, result if result.name else replace(result, name=calls[place].name)))
+        position = (free if result.tool_call_id in free else ids).index(result.tool_call_id or "")
+        free[position] = None
+        placed.append((position, result if result.name else replace(result, name=calls[position].name)))
     return [result for _, result in sorted(placed, key=lambda item: item[0])]

@@ -86,15 +86,15 @@ class Example:
         for answer, earlier in self.unseen:
             hidden[answer].add(earlier)
         begin, prompt = start, self.before(start)
-        shown = prompt
+        context = prompt
         for index in range(start + 1, stop):
             if steps[index].kind is not StepKind.MODEL:
                 continue
-            shown += messages[len(shown) : index]
+            context += messages[len(context) : index]
             before = hide_thinking(messages[:index], hidden[index])
-            if before != shown:
+            if before != context:
                 yield SeenPart(prompt, begin, index)
-                begin, prompt, shown = index, before, before
+                begin, prompt, context = index, before, before
         yield SeenPart(prompt, begin, stop)
 
     def as_seen(self) -> Iterator[Example]:
