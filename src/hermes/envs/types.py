@@ -74,5 +74,3 @@ class GameStep(TypedDict):
 
 
 GameHistory = list[GameStep]
-
-
