@@ -28,6 +28,7 @@ class FilterOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str | None = option(None, "Model, as provider/name.")
+    agent: str | None = option(None, "Whose session it is: claude-code, codex, opencode, pi …")
     tool: str | None = option(None, "A tool that was called.")
     stop_reason: str | None = option(None, "completed, error, max_turns, cut, running …", "--outcome")
     source: str | None = option(None, "chat, query, batch, env, delegate or import.")
@@ -91,7 +92,7 @@ def check_words(filters: Filter) -> None:
 
 
 def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
-    """Prints a line for each run, model and tool that no trajectory of the store has.
+    """Prints a line for each run, model, agent and tool that no trajectory of the store has.
 
     `refuse`: UsageError instead, for a command to which nothing at all is of no use.
     """
@@ -99,9 +100,15 @@ def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
     conditions = {
         "run": Filter(run_id=filters.run_id),
         "model": Filter(model=filters.model),
+        "agent": Filter(agent=filters.agent),
         "tool": Filter(tool=filters.tool),
     }
-    names = {"run": filters.run_id, "model": filters.model, "tool": filters.tool}
+    names = {
+        "run": filters.run_id,
+        "model": filters.model,
+        "agent": filters.agent,
+        "tool": filters.tool,
+    }
     if not path.exists() and not refuse:
         return
     with Reader(path) as reader:

@@ -37,6 +37,8 @@ FIELDS: dict[str, Callable[[Example], JSON]] = {
     "tokens": lambda e: e.trajectory.usage.total,
     "cost_usd": lambda e: e.trajectory.cost_usd,
     "created_at_ms": lambda e: e.trajectory.header.created_at_ms,
+    "agent": lambda e: e.trajectory.header.metadata.get("agent"),
+    "agent_version": lambda e: e.trajectory.header.metadata.get("agent_version"),
 }
 """The fields of a condition; also `metadata.KEY`."""
 

@@ -329,12 +329,17 @@ class _PolicyTrainer:
         )
 
     def _write_pairs(self, name: str, pairs: Sequence[PreferencePair]) -> Path:
-        return self._write(name, [preference_row(pair, ToolCallStyle.STRUCTURED) for pair in pairs])
+        return self._write(name, [pair_row(pair) for pair in pairs])
 
     def _write(self, name: str, rows: list[JSONObject]) -> Path:
         path = self.folder / f"{name}.jsonl"
         atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
         return path
+
+
+def pair_row(pair: PreferencePair) -> JSONObject:
+    unseen = {"chosen_unseen": sorted(pair.chosen_unseen), "rejected_unseen": sorted(pair.rejected_unseen)}
+    return preference_row(pair, ToolCallStyle.STRUCTURED) | unseen
 
 
 def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
@@ -348,6 +353,7 @@ def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
             span.tools,
             ToolCallStyle.STRUCTURED,
         )
+        | {"completion_unseen": sorted(span.unseen)}
         for span in rows.spans
         if span.desirable is not None
     ]

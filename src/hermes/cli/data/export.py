@@ -56,7 +56,7 @@ class ExportOptions(PairFields):
     thinking: Thinking = option(
         Thinking.SEEN,
         "Training formats: earlier thinking as the model was shown it, which can make several rows of a "
-        "trajectory, or all of it.",
+        "trajectory; all of it; or none.",
     )
     named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
     everything: bool = option(False, "Also trajectories that did not complete.", "--all")
