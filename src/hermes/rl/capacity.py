@@ -194,7 +194,7 @@ class RolloutWorkload:
     turns: float = 2.0
     """Model calls of a rollout."""
     prompt_tokens: int = 300
-    """That the rollouts of a group have in common."""
+    """Tokens that the rollouts of a group have in common."""
     new_tokens: int = 48
     """Sampled in a rollout, all turns together."""
     tool_tokens: int = 0

@@ -222,7 +222,7 @@ def check_servable(config: Config, record: PolicyRecord) -> None:
 
 
 def _run_and_step(text: str) -> tuple[str, int | None]:
-    """Of RUN, RUN@7, RUN@step-7 or RUN@newest."""
+    """The run and the step of RUN, RUN@7, RUN@step-7 or RUN@newest."""
     run, at, step = text.rpartition("@")
     number = step.removeprefix("step-")
     if at and number.isdecimal():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 URL_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE = "TINKER_BASE_URL", "TINKER_API_KEY", "HERMES_ENGINE_TOKEN"
 LOCAL_URL = "http://127.0.0.1:8001"
 DEFAULT_ALPHA = 32.0
-"""That of every adapter of the Tinker API."""
+"""The alpha of every adapter of the Tinker API."""
 TARGETS = ("attn", "mlp", "unembed")
 DEFAULT_TARGETS = ("attn", "mlp")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
