@@ -289,10 +289,10 @@ class RewardOptions(PairOptions):
     margin: float = option(
         1.0, "How far apart the strongest preference is scored; weaker ones less. 0: no margin.", ge=0
     )
-    centre: float = option(0.01, "Weight that keeps scores around 0.", ge=0)
+    centre: float = option(0.01, "Weight that keeps scores around 0.", hidden=True, ge=0)
     members: int = option(1, "Ensemble size.", ge=1, le=16)
     question: str | None = option(None, "What the model is asked about the answer.", metavar="TEXT")
-    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.")
+    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.", hidden=True)
 
 
 class RlOptions(RlFields, TrainOptions):
@@ -436,6 +436,9 @@ class RlhfOptions(PpoOptions):
         "λ of the critic's advantages: 1 is the reward less the value; below it the critic counts more.",
         ge=0,
         le=1,
+        hidden=True,
     )
-    critic_rate: float | None = option(None, "Learning rate of the critic; the policy's if unset.", gt=0)
+    critic_rate: float | None = option(
+        None, "Learning rate of the critic; the policy's if unset.", gt=0, hidden=True
+    )
     no_early_stop: bool = option(False, "Go on although the run is over-optimised.")
