@@ -1,4 +1,4 @@
-"""What formats write and read: a trajectory, the tools its model was offered, its reward and its ratings."""
+"""Formats write and read an example: a trajectory, the tools its model was offered, its reward and ratings."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class SweepRow:
     gain: float | None
     """The mean reward of its last quarter minus that of its first."""
     causes: tuple[str, ...] = ()
-    """What doctor finds."""
+    """The causes that doctor names."""
     reason: str | None = None
 
 

@@ -27,7 +27,7 @@ PROJECT = "hermes"
 
 @dataclass(frozen=True, slots=True)
 class SizeDefaults:
-    """What an RL run of a model of this size has where nobody chose: hermes-agent's values for 8 billion
+    """Defaults of an RL run of a model of this size: hermes-agent's values for 8 billion
     parameters, and the same with smaller figures for small models."""
 
     learning_rate: float
@@ -101,7 +101,7 @@ class AdapterFields(PolicyFields):
 
 
 class RlFields(AdapterFields):
-    """What `hermes train grpo` and the section `tinker` share."""
+    """The fields that `hermes train grpo` and the section `tinker` share."""
 
     loss: Literal["importance_sampling", "ppo", "cispo", "gspo"] = option(
         "importance_sampling", "The policy loss."
@@ -164,7 +164,7 @@ class RlFields(AdapterFields):
 
 
 class TrainOptions(AdapterFields):
-    """What every command of `hermes train` has."""
+    """The options that every command of `hermes train` has."""
 
     base_url: str | None = option(
         None,
@@ -194,7 +194,7 @@ class TrainOptions(AdapterFields):
 
 
 class OfflineOptions(RowLoopFields, TrainOptions):
-    """What the trainers on stored rows share."""
+    """The options that the trainers on stored rows share."""
 
     files: tuple[Path, ...] = option((), "", path="existing", argument=True)
     patience: int | None = option(None, "Evaluations without a new best that end the run.", ge=1)
@@ -208,7 +208,7 @@ class SftOptions(OfflineOptions):
 
 
 class VerdictOptions(OfflineOptions):
-    """What the trainers on verdicts share."""
+    """The options that the trainers on verdicts share."""
 
     eval_files: tuple[Path, ...] = option(
         (),
@@ -231,11 +231,11 @@ class PairFields(BaseModel):
 
 
 class PairOptions(PairFields, VerdictOptions):
-    """What the trainers on preference pairs share."""
+    """The options that the trainers on preference pairs share."""
 
 
 class PreferenceOptions(VerdictOptions):
-    """What the trainers of policies on verdicts share."""
+    """The options that the trainers of policies on verdicts share."""
 
     reference: str | None = option(
         None,
@@ -296,7 +296,7 @@ class RewardOptions(PairOptions):
 
 
 class RlOptions(RlFields, TrainOptions):
-    """What the trainers on live rollouts have."""
+    """The options of the trainers on live rollouts."""
 
     with_engine: bool = option(
         False,

@@ -73,7 +73,7 @@ class RlTrainerConfig(UpdateConfig):
     batch_size: int = 128
     """Sequences a batch."""
     proof_ends_run: bool = True
-    """What the proof of training finds ends the run; else it is a warning."""
+    """A fault that the proof of training finds ends the run; else it is a warning."""
     kl: float = 0.0
     """Weight of the KL penalty towards the reference; 0: no penalty."""
     reference: str | None = None
@@ -110,7 +110,7 @@ class OpenAIProxyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What the loop uses besides the engine and the trajectory API."""
+    """The services that the loop uses besides the engine and the trajectory API."""
 
     sinks: Sinks
     progress: ProgressCallback

@@ -177,7 +177,7 @@ class _CompressCommand:
         return 1 if analysis.bad else 0
 
     def _identity(self, spec: TokenizerSpec) -> JSONObject:
-        """What a resumed run must have in common with the one that was interrupted."""
+        """The facts that a resumed run must have in common with the one that was interrupted."""
         names = {
             *("target_max_tokens", "strategy", "summary_target_tokens", "protect_last_turns"),
             *("strict_protect", "sample_percent", "seed", "model"),

@@ -59,7 +59,7 @@ class RolloutCalls:
 
     new_model: Callable[[], ChatModel]
     sampling: Sampling
-    """What a call that states nothing else is sampled with; its `max_tokens` bounds every call."""
+    """The parameters of a call that states none; its `max_tokens` bounds every call."""
     sessions: dict[str, SessionCalls] = field(default_factory=dict)
     failure: HermesError | None = None
     """The first failure of a model call."""

@@ -28,7 +28,7 @@ _PLAN = {
     "mlp.up_proj": "colwise",
     "mlp.down_proj": "rowwise",
 }
-"""What this package computes, in the words of transformers' plans."""
+"""The layers that this package computes, in the words of transformers' plans."""
 
 
 @dataclass(frozen=True, slots=True)

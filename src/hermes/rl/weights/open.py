@@ -63,7 +63,7 @@ class NamedPolicy:
 
 
 def find_policy(config: Config, model: str | None, progress: Progress | None = None) -> NamedPolicy | None:
-    """What a model name stands for; None for a model of a provider. UsageError if it names nothing."""
+    """The policy of a model name; None for a model of a provider. UsageError if it names nothing."""
     if model is None:
         return None
     if model.startswith(RUN):

@@ -39,7 +39,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 5.0
 _GONE = (404, 410)
 _FEW_TOP_TOKENS = 20
-"""What every service returns of the likeliest tokens of a position."""
+"""The number of likeliest tokens of a position that every service returns."""
 _MOST_SCORES = 1 << 18
 """Numbers of one sequence that are transferred."""
 
@@ -367,7 +367,7 @@ class AdapterClient:
 
 
 def _model_metadata(connection: ServiceConnection) -> JSONObject:
-    """What a Hermes engine states about its base model; empty: another service, or it does not answer."""
+    """The facts of a Hermes engine about its base model; empty: another service, or it does not answer."""
     if connection.base_url is None:
         return {}
     try:
