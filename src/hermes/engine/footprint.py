@@ -22,5 +22,5 @@ def cpu_bytes_needed(base_bytes: int, *, one_copy: bool = False) -> int:
 
 
 def gpu_bytes_needed(base_bytes: int) -> int:
-    """The memory that an engine on a GPU needs at least: copies of the weights are made where there is room."""
+    """The memory that an engine on a GPU needs at least: copies of the weights are made if there is room."""
     return base_bytes + GPU_RUNTIME_BYTES
