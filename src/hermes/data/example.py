@@ -1,4 +1,4 @@
-"""What formats write and read: a trajectory, the tools its model was offered, its reward and its ratings."""
+"""Formats read and write examples: a trajectory, its tools, its reward and its ratings."""
 
 from __future__ import annotations
 
