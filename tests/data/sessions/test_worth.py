@@ -133,7 +133,7 @@ def test_recorded_runs_of_any_agent_are_worth_what_ours_are(
 
     sessions = {short_session(client, tmp_path / "s", f"s{at}", text) for at, text in enumerate(ANSWERS)}
     long = _with_long_results(client, copy_of(client, tmp_path / "long"))
-    run("import", "--from", client, *map(str, sessions), str(long))
+    run("import", "--from", client, str(long), *map(str, sessions))
 
     listed = json.loads(run("trajectories", "list", "--agent", client, "--json"))
     assert listed
@@ -197,7 +197,8 @@ def _with_long_results(client: str, path: Path) -> Path:
             file.write_text(re.sub(r"step0 \d+\\n", f"step0 {filler} ", file.read_text()))
     elif client == "opencode":
         with sqlite3.connect(path) as connection:
-            connection.execute("UPDATE part SET data = replace(data, 'step0 ', ?)", (f"step0 {filler} ",))
+            change = ('"output": "step0 ', f'"output": "step0 {filler} ')
+            connection.execute("UPDATE part SET data = replace(data, ?, ?)", change)
         connection.close()
     return path
 
