@@ -131,7 +131,7 @@ def test_recorded_runs_of_any_agent_are_worth_what_ours_are(
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
 
-    sessions = {short_session(client, tmp_path / "s", f"s{at}", text) for at, text in enumerate(ANSWERS)}
+    sessions = {short_session(client, tmp_path / "s", f"short{at}", text) for at, text in enumerate(ANSWERS)}
     long = _with_long_results(client, copy_of(client, tmp_path / "long"))
     run("import", "--from", client, str(long), *map(str, sessions))
 
