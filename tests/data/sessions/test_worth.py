@@ -207,7 +207,8 @@ def _with_long_results(client: str, path: Path) -> Path:
 def test_secrets_in_sessions_are_redacted_before_they_are_stored(client: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     path = short_session(client, tmp_path / "s", "s1", f"The token is {SECRET}.")
-    assert hermes(home, "import", "--from", client, str(path)).returncode == 0
+    keys = {"OPENAI_API_KEY": SECRET}
+    assert hermes(home, "import", "--from", client, str(path), env=keys).returncode == 0
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in home.glob("hermes.db*"))
-    again = json.loads(hermes(home, "import", "--from", client, str(path), "--json").stdout)
+    again = json.loads(hermes(home, "import", "--from", client, str(path), "--json", env=keys).stdout)
     assert again["rows"] == 0
