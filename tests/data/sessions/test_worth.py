@@ -206,7 +206,7 @@ def _with_long_results(client: str, path: Path) -> Path:
 @pytest.mark.parametrize("client", CLIENTS)
 def test_secrets_in_sessions_are_redacted_before_they_are_stored(client: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    path = short_session(client, tmp_path / "s", "s1", f"The token is {SECRET}.")
+    path = short_session(client, tmp_path / "s", "secretive", f"The token is {SECRET}.")
     keys = {"OPENAI_API_KEY": SECRET}
     assert hermes(home, "import", "--from", client, str(path), env=keys).returncode == 0
     assert SECRET.encode() not in b"".join(file.read_bytes() for file in home.glob("hermes.db*"))
