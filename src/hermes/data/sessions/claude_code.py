@@ -154,27 +154,29 @@ class _Tree:
                     )
                 return
             answer = (str(message.get("id") or uuid), sidechain)
-            place = self._by_answer.get(answer)
+            index = self._by_answer.get(answer)
             if place is None:
-                place = self._by_answer[answer] = len(self._nodes)
+                index = self._by_answer[answer] = len(self._nodes)
                 self._append(_Node(_ref(line, uuid, answer=True), parent, sidechain=sidechain), uuid)
             else:
-                node = self._nodes[place]
+                node = self._nodes[index]
                 node.ref = _joined(node.ref, line, uuid)
-                self._by_uuid[uuid] = place
+                self._by_uuid[uuid] = index
             for block in blocks:
                 if isinstance(block, dict) and block.get("type") == "tool_use":
-                    self._by_call[str(block.get("id"))] = place
+                    self._by_call[str(block.get("id"))] = index
             return
         results = {
-            place: name
-            for place, block in enumerate(blocks)
+            position: name
+            for position, block in enumerate(blocks)
             if isinstance(block, dict) and (name := _result_of(block)) is not None
         }
         owner = next((self._by_call[name] for name in results.values() if name in self._by_call), None)
         if owner is not None:
-            for place, name in results.items():
-                ref = Ref(f"{uuid}:{place}", _at_ms(row), (line.place, place), line.size_bytes, link=name)
+            for position, name in results.items():
+                ref = Ref(
+                    f"{uuid}:{position}", _at_ms(row), (line.place, position), line.size_bytes, link=name
+                )
                 self._nodes[owner].results.append(ref)
             self._by_uuid[uuid] = owner
             if len(results) == len(blocks):
@@ -234,7 +236,7 @@ def _joined(ref: Ref, line: PlacedLine, uuid: str) -> Ref:
 
 def _load(file: SessionFile, ref: Ref) -> Entry:
     if ref.answer:
-        return _answer([as_object(file.row(place).get("message")) for place in ref.places])
+        return _answer([as_object(file.row(index).get("message")) for index in ref.places])
     row = file.row(ref.places[0])
     content: Any = as_object(row.get("message")).get("content")
     if len(ref.places) == 1:

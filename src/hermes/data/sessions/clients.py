@@ -82,8 +82,8 @@ def default_places(name: str, environment: Mapping[str, str] | None = None) -> l
     """The places of a client, or with `auto` of all, that exist."""
     clients = CLIENTS.values() if name == AUTO else (CLIENTS[name],)
     values = os.environ if environment is None else environment
-    places = (place for client in clients for place in client.places(values, Path.home()))
-    return [place for place in places if place.exists()]
+    places = (path for client in clients for path in client.places(values, Path.home()))
+    return [path for path in places if path.exists()]
 
 
 def sources(name: str, paths: list[Path], notes: dict[Path, Notes]) -> Iterator[SessionSource]:

@@ -204,7 +204,7 @@ def _load(file: SessionFile, thread: _Thread, ref: Ref) -> Entry:
         return Entry(Message.system(str(text or "")))
     if not ref.answer:
         return _entry([payload])
-    rows = [row, *(file.row(place) for place in ref.places[1:])]
+    rows = [row, *(file.row(index) for index in ref.places[1:])]
     items = [as_object(line.get("payload")) or line for line in rows]
     used: JSONObject = {}
     for item in items:

@@ -65,13 +65,13 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
         " p.id AS part_name, p.data AS part, length(p.data) AS size FROM message m LEFT JOIN part p"
         " ON p.message_id = m.id WHERE m.session_id = ? ORDER BY m.time_created, m.id, p.id"
     )
-    for place, rows in groupby(database.rows(query, str(session["id"])), key=lambda row: int(row["at"])):
+    for row_id, rows in groupby(database.rows(query, str(session["id"])), key=lambda row: int(row["at"])):
         parts = list(rows)
         try:
             message = parsed(parts[0]["message"])
             contents = [parsed(row["part"]) for row in parts if row["part"] is not None]
         except ValueError as error:
-            notes.problem(place, f"a message that cannot be read: {error}")
+            notes.problem(row_id, f"a message that cannot be read: {error}")
             continue
         if any(part.get("type") == "compaction" for part in contents):
             cut = COMPACTED if refs and not refs[-1].answer else None
@@ -84,9 +84,9 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
 
 def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) -> Iterator[Ref]:
     """A question is one entry; an answer is one for each of its model calls, and one for each result."""
-    name, place, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), int(rows[0]["at_ms"])
+    name, row_id, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), int(rows[0]["at_ms"])
     if message.get("role") != "assistant":
-        yield Ref(name, at_ms, (place,), sum(int(row["size"] or 0) for row in rows))
+        yield Ref(name, at_ms, (row_id,), sum(int(row["size"] or 0) for row in rows))
         return
     steps: list[list[int]] = [[]]
     for index, part in enumerate(parts):
@@ -101,14 +101,14 @@ def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) 
         size_bytes = sum(int(row["size"]) for row in members)
         copied = message.get("summary") is True
         key = str(members[-1]["part_name"])
-        yield Ref(f"{name}:{key}", at_ms, (place, *places), size_bytes, answer=not copied, copied=copied)
+        yield Ref(f"{name}:{key}", at_ms, (row_id, *places), size_bytes, answer=not copied, copied=copied)
         for index in step:
             state = as_object(parts[index].get("state"))
             if state.get("status") in _ENDED:
                 link = as_object(state.get("metadata")).get("sessionId")
                 part_name, part_at = str(rows[index]["part_name"]), int(rows[index]["part_at"])
                 link_name = str(link) if link else None
-                yield Ref(f"{part_name}:result", at_ms, (place, part_at), 0, copied=copied, link=link_name)
+                yield Ref(f"{part_name}:result", at_ms, (row_id, part_at), 0, copied=copied, link=link_name)
 
 
 def _outcome(message: JSONObject) -> Outcome | None:
@@ -129,7 +129,7 @@ def _load(database: SessionDatabase, ref: Ref) -> Entry:
     if len(ref.places) == 1:
         rows = database.rows("SELECT data FROM part WHERE message_id = ? ORDER BY id", str(row["id"]))
         return _question([parsed(part["data"]) for part in rows])
-    parts = [parsed(database.row("part", place)["data"]) for place in ref.places[1:]]
+    parts = [parsed(database.row("part", row_id)["data"]) for row_id in ref.places[1:]]
     answer = assistant(
         (str(part.get("text") or "") for part in parts if part.get("type") == "text"),
         (str(part.get("text") or "") for part in parts if part.get("type") == "reasoning"),
