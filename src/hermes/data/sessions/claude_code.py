@@ -155,7 +155,7 @@ class _Tree:
                 return
             answer = (str(message.get("id") or uuid), sidechain)
             index = self._by_answer.get(answer)
-            if place is None:
+            if index is None:
                 index = self._by_answer[answer] = len(self._nodes)
                 self._append(_Node(_ref(line, uuid, answer=True), parent, sidechain=sidechain), uuid)
             else:

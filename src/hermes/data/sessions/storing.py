@@ -1,7 +1,7 @@
 """Sessions into the store: each path once, whole or not at all, and of a session that grew only what is new.
 
-What a trajectory holds of a session is in its `config`: the keys of the entries that it added, shortened. A path is
-compared with them. It goes on where the stored ones end, in a trajectory that has what was before as input
+The `config` of a trajectory has the keys of the entries that it added, shortened; a path is compared with
+them. It goes on where the stored ones end, in a trajectory that has what was before as input
 and names its parent; so forks, copies of a session in another file and a second import double nothing.
 What no
 model has answered yet, and an answer that may still get more calls, are left for the next import.
