@@ -260,8 +260,8 @@ def _load(file: SessionFile, ref: Ref) -> Entry:
 
 def _answer(messages: list[JSONObject]) -> Entry:
     blocks: list[JSONObject] = []
-    for message in messages:
-        content = message.get("content")
+    for line in messages:
+        content = line.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         blocks += [part for part in parts if isinstance(part, dict)]
     message = assistant(

@@ -38,7 +38,10 @@ from hermes.store import Reader, Record, sqlite
 
 MAX_TRAJECTORY_BYTES = 16 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
-_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, *sqlite.errors())
+_UNREADABLE: tuple[type[Exception], ...] = (
+    *(AttributeError, IndexError, KeyError, TypeError, ValueError),
+    *sqlite.errors(),
+)
 _SETTLED_BYTES = 16 << 20
 _REST_MS = 600_000
 """Of a session that has not changed for so long, an unfinished answer is all that there will be."""
