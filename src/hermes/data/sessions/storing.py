@@ -38,10 +38,7 @@ from hermes.store import Reader, Record, sqlite
 
 MAX_TRAJECTORY_BYTES = 16 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
-_UNREADABLE: tuple[type[Exception], ...] = (
-    *(AttributeError, IndexError, KeyError, TypeError, ValueError),
-    *sqlite.errors(),
-)
+_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _SETTLED_BYTES = 16 << 20
 _REST_MS = 600_000
 """Of a session that has not changed for so long, an unfinished answer is all that there will be."""
@@ -161,10 +158,11 @@ class SessionImport:
 
     def _load(self, session: Session, refs: Sequence[Ref]) -> list[_Loaded]:
         loaded = []
+        unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *sqlite.errors())
         for ref in refs:
             try:
                 loaded.append(_Loaded(ref, session.load(ref)))
-            except _UNREADABLE as error:
+            except unreadable as error:
                 reason = f"not a message of {session.agent}: {type(error).__name__} {error}"
                 problem = ImportProblem(session.file, session.line(ref), reason)
                 if problem not in self.done.problems[-len(refs) :]:
