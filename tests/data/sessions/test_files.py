@@ -31,6 +31,17 @@ from tests.data.sessions.clients import (
 )
 from tests.waiting import wait_until
 
+DATABASES = {
+    "opencode": {
+        "part": ("data",),
+        "message": ("data", "time_created"),
+        "session": ("directory", "parent_id"),
+    },
+    "hermes-agent": {
+        "messages": ("content", "tool_calls", "tool_call_id", "role", "timestamp"),
+        "sessions": ("model", "model_config", "parent_session_id", "started_at"),
+    },
+}
 LINE_CLIENTS = {"claude-code": "edit.jsonl", "codex": "parallel.jsonl", "pi": "parallel.jsonl"}
 
 
@@ -97,7 +108,8 @@ def test_damaged_lines_are_reported_and_the_rest_is_read(tmp_path: Path) -> None
     done = imported(db, "claude-code", path)
     assert done.rows == 1
     reported = {problem.line: problem.why for problem in done.problems}
-    assert set(reported) == {4, 11, len(lines) - 1, len(lines)}
+    assert set(reported) == {4, 11, 12, len(lines) - 1, len(lines)}
+    assert reported[12] == "a result of a call that is not in the file"
     assert "UTF-8" in reported[4]
     assert "still being written" in reported[len(lines)]
     assert all(problem.file == str(path) for problem in done.problems)
@@ -127,6 +139,27 @@ def test_no_damage_ends_an_import(client: str, seed: int, tmp_path: Path) -> Non
     assert imported(db, client, folder).rows == 0
     with Reader(db) as reader:
         assert all(trajectory.turns for trajectory in reader.trajectories())
+
+
+@pytest.mark.parametrize(("client", "tables"), DATABASES.items())
+@pytest.mark.parametrize("seed", range(6))
+def test_no_damage_of_a_database_ends_an_import(
+    client: str, tables: dict[str, tuple[str, ...]], seed: int, tmp_path: Path
+) -> None:
+    draw, path, db = random.Random(seed), copy_of(client, tmp_path), tmp_path / "hermes.db"
+    print(f"seed {seed}")
+    with sqlite3.connect(path) as connection:
+        for table, columns in tables.items():
+            for column in columns:
+                for (row_id,) in connection.execute(f"SELECT rowid FROM {table}").fetchall():
+                    if draw.random() < 0.1:
+                        value = draw.choice([7, "", "x", b"\xff", -1.5, 1e300, "[]", '{"type": "text"}'])
+                        connection.execute(
+                            f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row_id)
+                        )
+    connection.close()
+    imported(db, client, path)
+    assert imported(db, client, path).rows == 0
 
 
 def test_other_versions_are_read_as_far_as_they_go(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class _Tree:
                 notes.problem(number, f"a line of type '{kind}' without a message")
                 self._by_uuid[uuid] = parent
             else:
-                self._message(line, uuid, parent, message)
+                self._message(line, uuid, parent, message, number, notes)
         else:
             notes.ignored[str(kind)] += 1
             self._by_uuid[uuid] = parent
@@ -141,7 +141,9 @@ class _Tree:
         self._by_uuid[uuid] = len(self._nodes)
         self._nodes.append(node)
 
-    def _message(self, line: PlacedLine, uuid: str, parent: int, message: JSONObject) -> None:
+    def _message(
+        self, line: PlacedLine, uuid: str, parent: int, message: JSONObject, number: int, notes: Notes
+    ) -> None:
         row, sidechain = line.row, bool(line.row.get("isSidechain"))
         blocks = message["content"] if isinstance(message["content"], list) else []
         if row["type"] == "assistant":
@@ -172,6 +174,11 @@ class _Tree:
             if isinstance(block, dict) and (name := _result_of(block)) is not None
         }
         owner = next((self._by_call[name] for name in results.values() if name in self._by_call), None)
+        if results and owner is None:
+            notes.problem(number, "a result of a call that is not in the file")
+            if len(results) == len(blocks):
+                self._by_uuid[uuid] = parent
+                return
         if owner is not None:
             for position, name in results.items():
                 ref = Ref(

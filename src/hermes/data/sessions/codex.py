@@ -152,7 +152,7 @@ class _Thread:
             self._refs.append(ref)
 
     def _spawned(self, item: JSONObject) -> str | None:
-        if item.get("call_id") not in self._spawns or not isinstance(item.get("output"), str):
+        if str(item.get("call_id")) not in self._spawns or not isinstance(item.get("output"), str):
             return None
         try:
             return str(json.loads(item["output"])["agent_id"])

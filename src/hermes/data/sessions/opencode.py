@@ -39,7 +39,8 @@ _ENDED = ("completed", "error")
 
 def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
     with opened(root, path, notes) as database:
-        for row in list(database.rows("SELECT rowid, * FROM session ORDER BY time_created, id")):
+        for name in [row["id"] for row in database.rows("SELECT id FROM session ORDER BY time_created, id")]:
+            row = next(database.rows("SELECT * FROM session WHERE id = ?", name))
             yield Session(
                 id=str(row["id"]),
                 agent=AGENT,
@@ -69,7 +70,7 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
         parts = list(rows)
         try:
             message = parsed(parts[0]["message"])
-            contents = [parsed(row["part"]) for row in parts if row["part"] is not None]
+            contents = [{} if row["part"] is None else parsed(row["part"]) for row in parts]
         except ValueError as error:
             notes.problem(row_id, f"a message that cannot be read: {error}")
             continue
@@ -84,12 +85,14 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
 
 def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) -> Iterator[Ref]:
     """A question is one entry; an answer is one for each of its model calls, and one for each result."""
-    name, row_id, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), int(rows[0]["at_ms"])
+    name, row_id, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), milliseconds(rows[0]["at_ms"])
     if message.get("role") != "assistant":
         yield Ref(name, at_ms, (row_id,), sum(int(row["size"] or 0) for row in rows))
         return
     steps: list[list[int]] = [[]]
     for index, part in enumerate(parts):
+        if not part:
+            continue
         if part.get("type") == "step-start" and steps[-1]:
             steps.append([])
         steps[-1].append(index)
@@ -98,7 +101,7 @@ def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) 
             continue
         members = [rows[index] for index in step]
         places = tuple(int(row["part_at"]) for row in members)
-        size_bytes = sum(int(row["size"]) for row in members)
+        size_bytes = sum(int(row["size"] or 0) for row in members)
         copied = message.get("summary") is True
         key = str(members[-1]["part_name"])
         yield Ref(f"{name}:{key}", at_ms, (row_id, *places), size_bytes, answer=not copied, copied=copied)
