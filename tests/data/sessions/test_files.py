@@ -21,6 +21,7 @@ from hermes.data.formats import sts
 from hermes.data.importing import import_files
 from hermes.store import Reader, Writer
 from tests.cli.process import PASSED_ON, failure, hermes
+from tests.cli.terminal import hermes_terminal
 from tests.data.sessions.clients import (
     CLIENTS,
     add_rows,
@@ -284,6 +285,19 @@ def test_the_usual_places(client: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rows"] > 0
     listed = hermes(user / ".hermes", "trajectories", "list", "--agent", client, "--json", env=outside)
     assert len(json.loads(listed.stdout)) == json.loads(done.stdout)["rows"]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_auto_asks_first(answer: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    copy_of("pi", tmp_path / "found")
+    with hermes_terminal(home, "import", "--from", "auto", str(tmp_path / "found")) as terminal:
+        shown = terminal.expect(r"Import them\? \[y/N\]: ")
+        assert "pi: 2 files, 0.0 MB" in shown
+        terminal.line(answer)
+        terminal.expect("2 trajectories imported" if answer == "y" else "it was not confirmed")
+        assert terminal.wait() == (0 if answer == "y" else 2)
 
 
 def test_bad_calls_of_the_command(tmp_path: Path) -> None:
