@@ -196,12 +196,12 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
     from_hermes_agent = "prompt_index" in line.row
     task_id = header.task_id or (str(line.row["prompt_index"]) if from_hermes_agent else None)
     facts = (line.row.get("metadata") or {}) if from_hermes_agent else {}
+    model = str(facts.get("model") or header.model)
+    stated = (Source.IMPORT, run_id or header.run_id, task_id, model)
+    if (header.source, header.run_id, header.task_id, header.model) == stated:
+        return example
     header = replace(
-        header,
-        source=Source.IMPORT,
-        run_id=run_id or header.run_id,
-        task_id=task_id,
-        model=str(facts.get("model") or header.model),
+        header, source=Source.IMPORT, run_id=run_id or header.run_id, task_id=task_id, model=model
     )
     return replace(example, trajectory=replace(example.trajectory, header=header))
 

@@ -16,7 +16,7 @@ from hermes.core import JSONObject
 from hermes.core.clock import now_ms
 from hermes.core.names import policy_name
 from hermes.disk.files import read_text
-from hermes.rl.disk_room import DiskRoom
+from hermes.rl.machine import DiskRoom
 from hermes.rl.process import read_tail
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metrics
 from hermes.rl.run_config import RunConfig

@@ -105,10 +105,14 @@ class DockerSandbox(IsolatedSandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        directory = await self._directory(cwd)
-        return (await self._run(shell_argv(command), timeout_s, directory, env, stdin)).result()
+        async with self._disk.watched():
+            directory = await self._directory(cwd)
+            argv = shell_argv(command, may_write=not self._disk.is_full)
+            ended = await self._run(argv, timeout_s, directory, env, stdin)
+        return self._disk.explain(ended.result())
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        self._disk.watch()
         mark = new_id()
         argv = self._exec(shell_argv(command), mark, await self._directory(cwd), {}, stdin=True)
         client = await self._supervisor.start(_launch(argv, command), stdin=True)
@@ -370,9 +374,9 @@ def exec_argv(
     return [engine, "exec", *options, "--workdir", cwd, name, *argv]
 
 
-def shell_argv(command: str) -> list[str]:
+def shell_argv(command: str, *, may_write: bool = True) -> list[str]:
     """The command for bash if the image has it, else for sh."""
-    return ["/bin/sh", "-c", _SHELL, "sh", command]
+    return ["/bin/sh", "-c", _SHELL if may_write else f"ulimit -f 0; {_SHELL}", "sh", command]
 
 
 def kill_argv(engine: str, name: str, mark: str) -> list[str]:

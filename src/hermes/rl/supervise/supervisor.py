@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hermes.core.clock import now_ms
 from hermes.errors import HermesError
-from hermes.rl.disk_room import DiskRoom
+from hermes.rl.machine import DiskRoom
 from hermes.rl.process import (
     TAIL_BYTES,
     Exited,

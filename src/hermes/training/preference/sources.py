@@ -152,6 +152,8 @@ def _read(row: JSONObject, rows: FileRows) -> None:
                 float(margin or 0.0),
                 _task(row, prompt),
                 tools,
+                chosen_unseen=_unseen(row, "chosen"),
+                rejected_unseen=_unseen(row, "rejected"),
             )
         )
         return
@@ -159,7 +161,10 @@ def _read(row: JSONObject, rows: FileRows) -> None:
     completion = _messages(row["completion"], Role.ASSISTANT)
     _check_sides(prompt, completion)
     score, desirable = _verdict(row)
-    rows.rated.append(RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools))
+    unseen = _unseen(row, "completion")
+    rows.rated.append(
+        RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools, unseen)
+    )
 
 
 def _sides(row: JSONObject) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
@@ -206,6 +211,11 @@ def _messages(value: JSON, role: Role) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role, value),)
     return from_messages(value)
+
+
+def _unseen(row: JSONObject, side: str) -> frozenset[tuple[int, int]]:
+    """Pairs of positions in the side's messages, as `Example.unseen_within` has them; most rows have none."""
+    return frozenset((int(answer), int(earlier)) for answer, earlier in row.get(f"{side}_unseen") or ())
 
 
 def _task(row: JSONObject, prompt: Sequence[Message]) -> str:
