@@ -250,6 +250,7 @@ def test_pipes_links_and_other_files_are_not_read(tmp_path: Path) -> None:
     reported = {Path(problem.file).name for problem in done.problems}
     assert reported == {"pipe.jsonl", "out.jsonl", "loop.jsonl", "broken.db"}
     assert all(problem.line == 0 for problem in done.problems)
+    assert imported(tmp_path / "hermes.db", "auto", folder / "out.jsonl").rows == 1, "named, it is read"
 
 
 def test_packed_threads_are_unpacked(tmp_path: Path) -> None:

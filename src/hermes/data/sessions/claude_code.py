@@ -195,8 +195,8 @@ class _Tree:
         self._append(node, uuid)
 
     def paths(self, call: tuple[str, ...]) -> Iterator[SessionPath]:
-        """One for each leaf, in the order of the leaves in the file. `call`: what started this sub-agent."""
-        for index, node in enumerate(self._nodes):
+        """One for each leaf in the order of the file, those of sub-agents last. `call`: what started this one."""
+        for index, node in sorted(enumerate(self._nodes), key=lambda item: item[1].sidechain):
             if node.has_child or node.boundary:
                 continue
             chain = []
