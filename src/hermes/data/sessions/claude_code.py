@@ -195,7 +195,7 @@ class _Tree:
         self._append(node, uuid)
 
     def paths(self, call: tuple[str, ...]) -> Iterator[SessionPath]:
-        """One for each leaf in the order of the file, those of sub-agents last. `call`: what started this one."""
+        """One for each leaf, those of sub-agents last. `call`: what started the session, if it is of one."""
         for index, node in sorted(enumerate(self._nodes), key=lambda item: item[1].sidechain):
             if node.has_child or node.boundary:
                 continue
