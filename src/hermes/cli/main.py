@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("hermes.cli.data.export:export", "Write trajectories as training data."),
     "import": (
         "hermes.cli.data.import_:import_",
-        "Store conversations from elsewhere: ShareGPT, messages, ATIF.",
+        "Store conversations from elsewhere: agents' sessions, ShareGPT, ATIF.",
     ),
     "memory": (
         "hermes.cli.setup.memory:memory",
