@@ -2,7 +2,7 @@
 
 A recording is a group of calls that belong together: one `hermes record`, or one session of a client. Its
 calls are lines of one append-only file; a future of `append` that resolved means the line survives kill -9.
-Files of one process lie in a folder that it has locked, so that the next process finds what a killed one left.
+Files of one process lie in a folder that it has locked, so that the next one finds what a killed one left.
 `settle.py` turns a file into trajectories of the store, and only then is the file deleted.
 
 Known secrets and the client's own key are replaced before anything is written. Not promised: an index, or
@@ -106,7 +106,8 @@ class Journal:
         self._commit: GroupCommit[_Entry] = GroupCommit("hermes-journal", self._flush)
 
     def append(self, group: str, call: HeardCall, client_key: str | None = None) -> Future[None]:
-        data = asdict(replace(call, request=b"", response=b"", headers=dict(call.headers)))
+        data = asdict(replace(call, headers=dict(call.headers)))
+        del data["request"], data["response"]
         entry = _Entry(group, {"call": data}, call.request, call.response, client_key)
         return self._commit.submit(entry)
 
@@ -115,7 +116,7 @@ class Journal:
         return self._commit.submit(_Entry(group.id, {"group": asdict(group)}))
 
     def rotate(self, group: str) -> Path | None:
-        """Closes the group's file, so that it can be settled; later calls begin another. None: there is none."""
+        """Closes the group's file, so that it can be settled; later calls begin another."""
         target = self.folder / f"{_file_name(group)}-{new_id()}{_SUFFIX}"
         self._commit.submit(_Entry(group, {}, rotate_to=target)).result()
         return target if target.exists() else None
@@ -137,7 +138,7 @@ class Journal:
         for group, entries in by_group.items():
             try:
                 self._write(group, [entry for entry, _ in entries])
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001: whoever waits for it is told
                 for _, future in entries:
                     future.set_exception(error)
             else:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 
 from hermes.core import JSONObject, ToolCall, Usage
-from hermes.gateway.translate.base import CALL, THINKING, Translation, event, response_format
+from hermes.gateway.translate.base import CALL, TEXT, THINKING, Translation, event, response_format
 from hermes.gateway.wire import Answer, Protocol
 from hermes.models.fields import as_object, as_text
 
@@ -70,6 +70,40 @@ class MessagesTranslation(Translation):
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif kind == CALL:
             call_id, name = self.call_at(position)
+            block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+        yield event("content_block_start", {"index": self._index, "content_block": block})
+
+    def piece(self, kind: str, position: int, text: str) -> Iterator[bytes]:
+        delta = {
+            TEXT: {"type": "text_delta", "text": text},
+            THINKING: {"type": "thinking_delta", "thinking": text},
+            CALL: {"type": "input_json_delta", "partial_json": text},
+        }[kind]
+        yield event("content_block_delta", {"index": self._index, "delta": delta})
+
+    def close_item(self, kind: str, position: int) -> Iterator[bytes]:
+        if kind == THINKING:
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            yield event("content_block_delta", {"index": self._index, "delta": delta})
+        yield event("content_block_stop", {"index": self._index})
+
+    def end(self, answer: Answer) -> Iterator[bytes]:
+        delta = {"stop_reason": _stop_reason(answer), "stop_sequence": None}
+        yield event("message_delta", {"delta": delta, "usage": _usage(answer.usage)})
+        yield event("message_stop", {})
+
+    def failed(self, message: str) -> Iterator[bytes]:
+        yield event("error", {"error": {"type": "api_error", "message": message}})
+
+    def whole(self, answer: Answer) -> JSONObject:
+        message = answer.message
+        content: list[JSONObject] = []
+        if message.reasoning:
+            signed = {"thinking": message.reasoning, "signature": _SIGNATURE}
+            content.append({"type": "thinking", **signed})
+        if message.content:
+            content.append({"type": "text", "text": message.content})
+        for call in message.tool_calls:
             use = {"id": call.id, "name": call.name, "input": _input(call)}
             content.append({"type": "tool_use", **use})
         return {
