@@ -138,7 +138,7 @@ class Journal:
         for group, entries in by_group.items():
             try:
                 self._write(group, [entry for entry, _ in entries])
-            except Exception as error:  # noqa: BLE001: whoever waits for it is told
+            except Exception as error:  # noqa: BLE001 (it is raised where the calls are awaited)
                 for _, future in entries:
                     future.set_exception(error)
             else:
