@@ -327,6 +327,7 @@ def _header(
         "side": True if chain.side else None,
         "exit_code": facts.pop("exit_code", None),
     }
+    run_id = facts.pop("run", None)
     failures = [{"status": item.status, "end": item.end.value} for item in failed]
     config: JSONObject = {
         "protocol": first.heard.protocol.value,
@@ -342,6 +343,7 @@ def _header(
         model_name(first),
         first.heard.started_at_ms,
         session_id=session,
+        run_id=str(run_id) if run_id else None,
         parent_id=chain.parent,
         relation=chain.relation if chain.parent else None,
         tools=tuple(names),

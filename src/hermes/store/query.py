@@ -73,6 +73,8 @@ class Filter:
     source: str | None = None
     run_id: str | None = None
     session_id: str | None = None
+    agent: str | None = None
+    """The program that ran it, such as claude-code."""
     tool: str | None = None
     """Called at least once."""
     stop_reason: str | None = None
@@ -105,6 +107,7 @@ class Filter:
             ("t.source", self.source),
             ("t.run_id", self.run_id),
             ("t.session_id", self.session_id),
+            ("t.metadata ->> '$.agent'", self.agent),
         ):
             if value is not None:
                 add(f"{column} = ?", value)
