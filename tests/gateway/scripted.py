@@ -294,7 +294,10 @@ def messages(body: Json, reply: Reply, number: int) -> tuple[Json, Events]:
         content.append({"type": "thinking", "thinking": reply.thinking, "signature": "c2ln"})
     if reply.text:
         blocks.append(
-            ({"type": "text", "text": ""}, [{"type": "text_delta", "text": word} for word in words(reply.text)])
+            (
+                {"type": "text", "text": ""},
+                [{"type": "text_delta", "text": word} for word in words(reply.text)],
+            )
         )
         content.append({"type": "text", "text": reply.text})
     for index, call in enumerate(reply.calls):

@@ -6,10 +6,8 @@ import http.client
 import json
 import socket
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,27 +17,8 @@ from hermes.core import StepKind, StopReason
 from hermes.core.model_call import INTERRUPTED
 from hermes.gateway.journal import Recording
 from tests.gateway.conftest import gateway, stored
-from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider
-
-ROUTES = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
-KEY = "sk-client-0123456789abcdef"
-
-
-def body_of(protocol: str, text: str = "go 1", **fields: Any) -> Json:
-    message = {"role": "user", "content": text}
-    prompt = {"input": [message]} if protocol == "responses" else {"messages": [message]}
-    return {"model": "model-1", **prompt, **fields}
-
-
-def post(url: str, body: Json | bytes, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(url, data, {"content-type": "application/json", **names})
-    try:
-        with urllib.request.urlopen(request) as response:
-            return response.status, response.read(), dict(response.headers.items())
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(), dict(error.headers.items())
+from tests.gateway.requests import KEY, ROUTES, body_of, post
+from tests.gateway.scripted import Call, Reply, ScriptedProvider
 
 
 @pytest.fixture
@@ -173,7 +152,9 @@ def test_a_client_that_hangs_up_ends_the_call(config: Config, provider: Scripted
     assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
 
 
-def test_the_call_is_on_disk_before_the_client_has_its_end(config: Config, provider: ScriptedProvider) -> None:
+def test_the_call_is_on_disk_before_the_client_has_its_end(
+    config: Config, provider: ScriptedProvider
+) -> None:
     with gateway(config, provider.url) as recording:
         for protocol, route in ROUTES.items():
             for stream in (False, True):
@@ -221,7 +202,7 @@ def test_a_very_large_body_is_refused_without_being_held(config: Config, provide
 
 
 def test_a_client_that_reads_nothing_is_given_up(config: Config, provider: ScriptedProvider) -> None:
-    provider.script = lambda body: Reply("word " * 400_000)
+    provider.script = lambda body: Reply(f"{'w' * 4000} " * 3000)
     with gateway(config, provider.url, timeout_s=0.5) as recording:
         parts = urlsplit(recording.url)
         data = json.dumps(body_of("chat", stream=True)).encode()
