@@ -46,7 +46,7 @@ def serving(config: Config, provider: ScriptedProvider) -> Iterator[tuple[subpro
     assert child.stdout is not None
     try:
         line = child.stdout.readline()
-        match = re.search(r"http://[\d.:]+", line)
+        match = re.search(r"http://[\d.]+:\d+", line)
         assert match is not None, line
         yield child, match[0]
     finally:
