@@ -47,10 +47,13 @@ class Reply:
     cut_after: int | None = None
     """Events after which the stream breaks off."""
     gate: threading.Event | None = None
-    """What the second event waits for."""
+    """What the event number `gate_at` waits for."""
+    gate_at: int = 1
     silent: bool = False
     """No response at all, until the client goes away."""
     compressed: bool = False
+    error: str = "busy"
+    """The message of an error status."""
     pause_s: float = 0.0
     """Before each event, for benches."""
 
@@ -185,7 +188,7 @@ class Exchange:
             self.handler.rfile.read(1)
             return
         if reply.status != 200:
-            error = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
+            error = {"type": "error", "error": {"type": "overloaded_error", "message": reply.error}}
             self.handler.answer(reply.status, json.dumps(error).encode(), (("retry-after", "1"),))
             return
         whole, events = kind(body, reply, number)
@@ -204,7 +207,7 @@ class Exchange:
         self.handler.send_header("transfer-encoding", "chunked")
         self.handler.end_headers()
         for index, (name, data) in enumerate(events):
-            if index == 1 and reply.gate is not None:
+            if index == reply.gate_at and reply.gate is not None:
                 reply.gate.wait()
             if reply.pause_s:
                 time.sleep(reply.pause_s)

@@ -35,7 +35,8 @@ def _git_state(folder: Path) -> JSONObject | None:
     with tempfile.TemporaryDirectory(prefix="hermes-git-") as scratch:
         index = Path(scratch) / "index"
         if (git_dir / "index").exists():
-            shutil.copyfile(git_dir / "index", index)
+            # with its time: git takes a file that is newer than the index for changed
+            shutil.copy2(git_dir / "index", index)
         objects = Path(scratch) / "objects"
         objects.mkdir()
         variables = {
