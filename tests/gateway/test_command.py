@@ -142,7 +142,7 @@ def test_queries_select_by_the_agent(config: Config, provider: ScriptedProvider,
         listed = hermes(config, project, "trajectories", "list", "--agent", agent, "--json")
         assert len(json.loads(listed.stdout)) == count
         out = project / f"{agent}.jsonl"
-        words = ("export", "--where", f"agent={agent}", "--all-outcomes", "--output", str(out))
+        words = ("export", "--where", f"agent={agent}", "--all", "--output", str(out))
         hermes(config, project, *words)
         assert (len(out.read_text().splitlines()) if out.exists() else 0) == count
 

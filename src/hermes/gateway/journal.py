@@ -183,11 +183,11 @@ def _redacted(data: bytes, redact: Callable[[str], str]) -> bytes:
 
 
 def _pack(data: bytes) -> str:
-    return base64.b85encode(zlib.compress(data, _FASTEST)).decode("ascii")
+    return base64.b64encode(zlib.compress(data, _FASTEST)).decode("ascii")
 
 
 def _unpack(text: str | None) -> bytes:
-    return zlib.decompress(base64.b85decode(text)) if text else b""
+    return zlib.decompress(base64.b64decode(text)) if text else b""
 
 
 def _file_name(group: str) -> str:
