@@ -32,6 +32,7 @@ from hermes.safety.redact import Redactor
 from hermes.store.group_commit import GroupCommit
 
 _FASTEST = 1
+_PLAIN_BYTES = 1 << 19
 _LOCK = "lock"
 _SUFFIX = ".jsonl"
 
@@ -182,12 +183,18 @@ def _redacted(data: bytes, redact: Callable[[str], str]) -> bytes:
     return redact(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _pack(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, _FASTEST)).decode("ascii")
+def _pack(data: bytes) -> str | list[str]:
+    """Text stays text: packing every request would be most of a call's CPU. Long bodies are packed."""
+    if len(data) <= _PLAIN_BYTES:
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-8")
+    return [base64.b64encode(zlib.compress(data, _FASTEST)).decode("ascii")]
 
 
-def _unpack(text: str | None) -> bytes:
-    return zlib.decompress(base64.b64decode(text)) if text else b""
+def _unpack(packed: str | list[str] | None) -> bytes:
+    if isinstance(packed, list):
+        return zlib.decompress(base64.b64decode(packed[0]))
+    return packed.encode("utf-8") if packed else b""
 
 
 def _file_name(group: str) -> str:
