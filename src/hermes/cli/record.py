@@ -54,8 +54,8 @@ class RecordOptions(UpstreamOptions):
         False,
         "Print the lines of a shell's start file that make clients always recorded, and how to undo it.",
     )
-    write: bool = option(False, "With --install: write them, after asking.")
-    remove: bool = option(False, "With --install: take them out again.")
+    write: bool = option(False, "Append the lines that --install prints, after asking.")
+    remove: bool = option(False, "Take the lines of --install out again, after asking.")
     tag: str | None = option(None, "A run name for the trajectories.", "--run", metavar="NAME")
 
 
@@ -164,10 +164,10 @@ def _summary(settled: Settled) -> str:
     cost = "cost unknown" if settled.cost_usd is None else f"${settled.cost_usd:.4f}"
     more = len(settled.trajectories) - 1
     rest = f", and {more} beside it" if more else ""
-    shown = settled.main or settled.trajectories[0]
+    trajectory_id = settled.main or settled.trajectories[0]
     return (
         f"recorded: {settled.calls} calls, {settled.usage.total:,} tokens, {cost};"
-        f" hermes trajectories show {shown}{rest}"
+        f" hermes trajectories show {trajectory_id}{rest}"
     )
 
 
@@ -223,12 +223,12 @@ def _upstream(config: Config, options: UpstreamOptions) -> Upstream | None:
     unknown = set(options.protocols) - set(Protocol)
     if unknown:
         raise UsageError(f"--protocol: '{unknown.pop()}' is none", f"one of: {', '.join(Protocol)}")
-    spoken = frozenset(map(Protocol, options.protocols))
+    protocols = frozenset(map(Protocol, options.protocols))
     if options.model is None and options.base_url is None:
         return None
     if options.model is None:
         url = checked_url(options.base_url or "", "--base-url")
-        return Upstream(CUSTOM, url, spoken or spoken_at(url))
+        return Upstream(CUSTOM, url, protocols or spoken_at(url))
     target = resolve_model(config.settings, config.environ, options.model, options.base_url)
     if target.is_local:
         raise UsageError(
@@ -236,7 +236,11 @@ def _upstream(config: Config, options: UpstreamOptions) -> Upstream | None:
             "hermes engine serve; then --base-url http://127.0.0.1:8001/v1 --model hermes/smollm2",
         )
     return Upstream(
-        target.provider, target.base_url, spoken or spoken_at(target.base_url), target.api_key, target.model
+        target.provider,
+        target.base_url,
+        protocols or spoken_at(target.base_url),
+        target.api_key,
+        target.model,
     )
 
 

@@ -59,7 +59,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardCall:
+class RecordedCall:
     """One call as it went over the wire."""
 
     id: str
@@ -106,7 +106,7 @@ class Journal:
         )
         self._commit: GroupCommit[_Entry] = GroupCommit("hermes-journal", self._flush)
 
-    def append(self, group: str, call: HeardCall, client_key: str | None = None) -> Future[None]:
+    def append(self, group: str, call: RecordedCall, client_key: str | None = None) -> Future[None]:
         data = asdict(replace(call, headers=dict(call.headers)))
         del data["request"], data["response"]
         entry = _Entry(group, {"call": data}, call.request, call.response, client_key)
@@ -216,13 +216,13 @@ class Recording:
                 merged = replace(noted, facts={**merged.facts, **noted.facts})
         return merged
 
-    def calls(self) -> Iterator[tuple[int, HeardCall]]:
+    def calls(self) -> Iterator[tuple[int, RecordedCall]]:
         """Each call with its offset in the file, in the order in which they ended."""
         for offset, line in read_lines_at(self.path):
             if line.startswith(b'{"call":'):
                 yield offset, _read_call(line)
 
-    def call_at(self, offset: int) -> HeardCall:
+    def call_at(self, offset: int) -> RecordedCall:
         with self.path.open("rb") as file:
             file.seek(offset)
             return _read_call(file.readline())
@@ -231,7 +231,7 @@ class Recording:
         self.path.unlink(missing_ok=True)
 
 
-def _read_call(line: bytes) -> HeardCall:
+def _read_call(line: bytes) -> RecordedCall:
     data = json.loads(line)
     fields = data["call"]
     answered = fields.pop("answer_protocol")
@@ -242,23 +242,23 @@ def _read_call(line: bytes) -> HeardCall:
         "request": _unpack(data.get("request")),
         "response": _unpack(data.get("response")),
     }
-    return HeardCall(**fields)
+    return RecordedCall(**fields)
 
 
 def abandoned(folder: Path) -> Iterator[tuple[Recording, ...]]:
     """The recordings of each process that ended without settling them. They are locked until the next one is
     taken; what was settled by then is deleted."""
-    for own in sorted(path for path in folder.glob("*") if path.is_dir()):
-        lock = FileLock(own / _LOCK)
+    for process_folder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        lock = FileLock(process_folder / _LOCK)
         try:
             if not lock.acquire(blocking=False):
                 continue
         except OSError:
             continue
         try:
-            yield tuple(Recording(path) for path in sorted(own.glob(f"*{_SUFFIX}"), key=_age))
-            if not any(own.glob(f"*{_SUFFIX}")):
-                shutil.rmtree(own, ignore_errors=True)
+            yield tuple(Recording(path) for path in sorted(process_folder.glob(f"*{_SUFFIX}"), key=_age))
+            if not any(process_folder.glob(f"*{_SUFFIX}")):
+                shutil.rmtree(process_folder, ignore_errors=True)
         finally:
             lock.release()
 

@@ -114,8 +114,8 @@ def _pi(command: tuple[str, ...], target: Target, environ: Mapping[str, str], sc
     for path in home.iterdir():
         if path.name != "models.json":
             (scratch / path.name).symlink_to(path)
-    own = _object((home / "models.json").read_text("utf-8") if (home / "models.json").is_file() else "")
-    providers = own.get("providers") or {}
+    models = _object((home / "models.json").read_text("utf-8") if (home / "models.json").is_file() else "")
+    providers = models.get("providers") or {}
     for name, base in (("anthropic", target.url), ("openai", f"{target.url}/v1")):
         providers[name] = {**providers.get(name, {}), "baseUrl": base}
     words: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ def _pi(command: tuple[str, ...], target: Target, environ: Mapping[str, str], sc
             "models": [{"id": target.model}],
         }
         words = ("--provider", "recorded", "--model", target.model)
-    (scratch / "models.json").write_text(json.dumps({**own, "providers": providers}), "utf-8")
+    (scratch / "models.json").write_text(json.dumps({**models, "providers": providers}), "utf-8")
     return Launch((command[0], *words, *command[1:]), {"PI_CODING_AGENT_DIR": str(scratch)})
 
 

@@ -25,7 +25,7 @@ from hermes.core.clock import now_ms
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
 from hermes.gateway.ending import Ending, open_decoder
-from hermes.gateway.journal import CallEnd, Group, HeardCall, Journal
+from hermes.gateway.journal import CallEnd, Group, RecordedCall, Journal
 from hermes.gateway.translate.base import Translation
 from hermes.gateway.upstream import Accounts, Connections, Upstream, end_to_end, request_headers
 from hermes.gateway.wire import Protocol
@@ -156,10 +156,10 @@ class Relay:
     ) -> None:
         """Runs the call until it ends or its client hangs up."""
         work = asyncio.ensure_future(self._run(call, scope, send, has_version))
-        gone = asyncio.ensure_future(receive())
+        hang_up = asyncio.ensure_future(receive())
         activity = self._begin(call)
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, hang_up), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
                 return
@@ -174,7 +174,7 @@ class Relay:
             await asyncio.shield(self._record(call, CallEnd.CANCELLED))
             raise
         finally:
-            gone.cancel()
+            hang_up.cancel()
             if activity is not None:
                 activity.running -= 1
                 activity.last_s = time.monotonic()
@@ -191,11 +191,11 @@ class Relay:
         return activity
 
     async def _run(self, call: _Call, scope: Scope, send: Send, has_version: bool) -> None:
-        spoken = call.upstream.protocols
-        if call.protocol is not None and call.protocol not in spoken:
+        protocols = call.upstream.protocols
+        if call.protocol is not None and call.protocol not in protocols:
             await self._translate(call, scope, send)
             return
-        if call.protocol is None and Protocol.MESSAGES not in spoken:
+        if call.protocol is None and Protocol.MESSAGES not in protocols:
             if call.path == "messages/count_tokens" and scope["method"] == "POST":
                 await self._count_tokens(call, scope, send)
                 return
@@ -382,7 +382,7 @@ class Relay:
             return
         call.recorded = True
         now_s = time.perf_counter()
-        heard = HeardCall(
+        recorded = RecordedCall(
             new_id(call.started_at_ms),
             call.protocol,
             call.started_at_ms,
@@ -399,7 +399,7 @@ class Relay:
         )
         key = call.headers.get("x-api-key") or call.headers.get("authorization", "").rpartition(" ")[2]
         await asyncio.wrap_future(
-            self._journal.append(call.group.id, heard, key if len(key) >= _SHORTEST_KEY else None)
+            self._journal.append(call.group.id, recorded, key if len(key) >= _SHORTEST_KEY else None)
         )
 
     async def _start(self, call: _Call, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:

@@ -34,7 +34,7 @@ from hermes.core.outcome import COMPLETED
 from hermes.core.step import ToolErrorKind
 from hermes.gateway import wire
 from hermes.gateway.clients import Identity, agent_of, identify
-from hermes.gateway.journal import CallEnd, Group, HeardCall, Recording
+from hermes.gateway.journal import CallEnd, Group, RecordedCall, Recording
 from hermes.gateway.tree import Chain, PlacedCall, Tree, build, message_key
 from hermes.gateway.wire import Answer, Request
 from hermes.models.usage import cost_usd, reported_cost_usd
@@ -72,14 +72,14 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class _ReadCall:
-    heard: HeardCall
+    recorded: RecordedCall
     request: Request
     answer: Answer | None
     body: JSONObject
 
     @property
     def identity(self) -> Identity:
-        return identify(self.heard.headers, self.body)
+        return identify(self.recorded.headers, self.body)
 
 
 def settle(recording: Recording, reader: Reader, writer: Writer, price_of: PriceOf) -> Settled:
@@ -107,21 +107,21 @@ def records(recording: Recording, reader: Reader, price_of: PriceOf) -> Iterator
     group = recording.group()
     offsets: dict[str, int] = {}
     placed: list[PlacedCall] = []
-    for offset, heard in recording.calls():
-        if heard.id not in offsets:
-            offsets[heard.id] = offset
-            placed.append(_place(_read(heard)))
+    for offset, recorded in recording.calls():
+        if recorded.id not in offsets:
+            offsets[recorded.id] = offset
+            placed.append(_place(_read(recorded)))
     session = _session(recording, group, offsets)
     prior = list(_stored_calls(reader, session, frozenset(offsets))) if session else []
     tree = build([*prior, *placed], related=group.has_identity)
     places = _trajectory_ids(tree)
     for chain in tree.chains:
-        own = [call for call in chain.calls if _PRIOR not in call]
-        if not own and not chain.failed:
+        new_calls = [call for call in chain.calls if _PRIOR not in call]
+        if not new_calls and not chain.failed:
             continue
-        calls = [_read(recording.call_at(offsets[call])) for call in own]
-        failed = [_read(recording.call_at(offsets[call])).heard for call in chain.failed]
-        attempts = {call: len(tree.attempts.get(call, ())) for call in own}
+        calls = [_read(recording.call_at(offsets[call])) for call in new_calls]
+        failed = [_read(recording.call_at(offsets[call])).recorded for call in chain.failed]
+        attempts = {call: len(tree.attempts.get(call, ())) for call in new_calls}
         earlier = [call for call in chain.calls if _PRIOR in call]
         if earlier:  # a trajectory of the store goes on
             parent, relation = earlier[-1].partition(_PRIOR)[0], Relation.CONTINUED
@@ -156,13 +156,13 @@ def _trajectory_ids(tree: Tree) -> dict[str, str]:
     return ids
 
 
-def _read(heard: HeardCall) -> _ReadCall:
-    body = _json_object(heard.request)
-    request = wire.read_request(heard.protocol, body)
+def _read(recorded: RecordedCall) -> _ReadCall:
+    body = _json_object(recorded.request)
+    request = wire.read_request(recorded.protocol, body)
     answer = None
-    if heard.end is not CallEnd.FAILED and heard.response:
-        answer = wire.read_answer(heard.answer_protocol or heard.protocol, heard.response)
-    if answer is not None and heard.end is not CallEnd.COMPLETE:
+    if recorded.end is not CallEnd.FAILED and recorded.response:
+        answer = wire.read_answer(recorded.answer_protocol or recorded.protocol, recorded.response)
+    if answer is not None and recorded.end is not CallEnd.COMPLETE:
         answer = replace(answer, complete=False)
     if (
         answer is not None
@@ -170,7 +170,7 @@ def _read(heard: HeardCall) -> _ReadCall:
         and not (answer.message.content or answer.message.tool_calls)
     ):
         answer = None
-    return _ReadCall(heard, request, answer, body)
+    return _ReadCall(recorded, request, answer, body)
 
 
 def _json_object(data: bytes) -> JSONObject:
@@ -186,7 +186,7 @@ def _place(call: _ReadCall) -> PlacedCall:
     message = answer.message if answer else Message.assistant()
     users = (item.content for item in request.messages if item.role is Role.USER)
     return PlacedCall(
-        call.heard.id,
+        call.recorded.id,
         tuple(map(message_key, request.messages)),
         message_key(message) if answer else None,
         complete=answer is not None and answer.complete,
@@ -257,7 +257,7 @@ class _Steps:
                 self._add_input(message, call)
             self._inputs[len(self._steps)] = ModelInput(messages, call.request.tools)
             self._add(StepKind.MODEL, call.answer.message, call, call=self._model_call(call))
-            ended_ms = call.heard.started_at_ms + call.heard.latency_ms
+            ended_ms = call.recorded.started_at_ms + call.recorded.latency_ms
             self._issued |= {item.id: ended_ms for item in call.answer.message.tool_calls}
             history = (*messages, call.answer.message)
         return self._steps, self._inputs
@@ -272,7 +272,7 @@ class _Steps:
             call_id,
             message.name or "",
             ok,
-            max(0.0, call.heard.started_at_ms - self._issued[call_id]),
+            max(0.0, call.recorded.started_at_ms - self._issued[call_id]),
             None if ok else ToolErrorKind.FAILED,
             result_chars=len(message.content),
         )
@@ -287,24 +287,26 @@ class _Steps:
         call: ModelCall | None = None,
         result: ToolResult | None = None,
     ) -> None:
-        self._steps.append(Step(len(self._steps), kind, message, call_read.heard.started_at_ms, call, result))
+        self._steps.append(
+            Step(len(self._steps), kind, message, call_read.recorded.started_at_ms, call, result)
+        )
 
     def _model_call(self, call: _ReadCall) -> ModelCall:
-        answer, heard = call.answer, call.heard
+        answer, recorded = call.answer, call.recorded
         assert answer is not None
         name = model_name(call)
         reported = reported_cost_usd(answer.raw)
         price = self._price_of(name)
         return ModelCall(
             model=name,
-            endpoint=heard.endpoint,
+            endpoint=recorded.endpoint,
             sampling=call.request.sampling,
             finish_reason=answer.finish_reason if answer.complete else INTERRUPTED,
             usage=answer.usage,
-            latency_ms=heard.latency_ms,
+            latency_ms=recorded.latency_ms,
             cost_usd=cost_usd(answer.usage, price) if reported is None else reported,
-            first_token_ms=heard.first_byte_ms,
-            attempts=1 + self._attempts[heard.id],
+            first_token_ms=recorded.first_byte_ms,
+            attempts=1 + self._attempts[recorded.id],
             raw=answer.raw,
         )
 
@@ -312,14 +314,18 @@ class _Steps:
 def model_name(call: _ReadCall) -> str:
     """provider/model, the model as the answer names it."""
     model = (call.answer and call.answer.model) or call.request.model or "unknown"
-    return f"{call.heard.provider}/{model}"
+    return f"{call.recorded.provider}/{model}"
 
 
 def _header(
-    chain: Chain, calls: Sequence[_ReadCall], group: Group, session: str | None, failed: Sequence[HeardCall]
+    chain: Chain,
+    calls: Sequence[_ReadCall],
+    group: Group,
+    session: str | None,
+    failed: Sequence[RecordedCall],
 ) -> Header:
     first = calls[0]
-    agent = agent_of(first.heard.headers)
+    agent = agent_of(first.recorded.headers)
     facts = dict(group.facts)
     metadata: JSONObject = {
         "agent": facts.pop("agent", None) or (agent.name if agent else None),
@@ -330,18 +336,18 @@ def _header(
     run_id = facts.pop("run", None)
     failures = [{"status": item.status, "end": item.end.value} for item in failed]
     config: JSONObject = {
-        "protocol": first.heard.protocol.value,
+        "protocol": first.recorded.protocol.value,
         "thread": first.identity.thread or None,
-        "headers": dict(first.heard.headers),
+        "headers": dict(first.recorded.headers),
         "failures": failures or None,
         **facts,
     }
     names = dict.fromkeys(str(tool["name"]) for call in calls for tool in call.request.tools)
     return Header(
-        first.heard.id,
+        first.recorded.id,
         Source.RECORD,
         model_name(first),
-        first.heard.started_at_ms,
+        first.recorded.started_at_ms,
         session_id=session,
         run_id=str(run_id) if run_id else None,
         parent_id=chain.parent,
@@ -353,24 +359,24 @@ def _header(
 
 
 def _unanswered(
-    chain: Chain, calls: list[_ReadCall], failed: Sequence[HeardCall], group: Group, session: str | None
+    chain: Chain, calls: list[_ReadCall], failed: Sequence[RecordedCall], group: Group, session: str | None
 ) -> Record:
     """A request that was never answered, with the reason."""
     read = calls[0]
     steps = [
-        Step(index, StepKind.INPUT, message, read.heard.started_at_ms)
+        Step(index, StepKind.INPUT, message, read.recorded.started_at_ms)
         for index, message in enumerate(read.request.messages)
     ]
     header = _header(chain, calls, group, session, failed)
     return Record(Trajectory(header, steps, _failure(failed[-1])))
 
 
-def _outcome(last: _ReadCall, failed: Sequence[HeardCall]) -> Outcome:
+def _outcome(last: _ReadCall, failed: Sequence[RecordedCall]) -> Outcome:
     answer = last.answer
     assert answer is not None
     if failed:
         return _failure(failed[-1])
-    if last.heard.end is CallEnd.CANCELLED:
+    if last.recorded.end is CallEnd.CANCELLED:
         return Outcome(StopReason.CANCELLED, Boundary.USER, detail="the client hung up")
     if not answer.complete:
         return Outcome(StopReason.ERROR, Boundary.PROVIDER, "cut", "the provider's stream was cut")
@@ -385,7 +391,7 @@ def _outcome(last: _ReadCall, failed: Sequence[HeardCall]) -> Outcome:
     return COMPLETED if answer.message.content else Outcome(StopReason.EMPTY, Boundary.MODEL)
 
 
-def _failure(call: HeardCall) -> Outcome:
+def _failure(call: RecordedCall) -> Outcome:
     if call.end is CallEnd.CANCELLED:
         return Outcome(
             StopReason.CANCELLED, Boundary.USER, detail="the client hung up before the answer began"

@@ -91,20 +91,18 @@ class ResponsesTranslation(Translation):
     def open_item(self, kind: str, position: int) -> Iterator[bytes]:
         item = self._item(kind, position, "")
         self._output.append(item)
-        place = self._place()
+        at = self._place()
         empty = {**item, "status": "in_progress"}
         if kind == TEXT:
             empty["content"] = []
         elif kind == THINKING:
             empty = {**item, "summary": []}
-        yield self._event("response.output_item.added", output_index=place["output_index"], item=empty)
+        yield self._event("response.output_item.added", output_index=at["output_index"], item=empty)
         if kind == TEXT:
-            yield self._event(
-                "response.content_part.added", **place, content_index=0, part=item["content"][0]
-            )
+            yield self._event("response.content_part.added", **at, content_index=0, part=item["content"][0])
         elif kind == THINKING:
             part = item["summary"][0]
-            yield self._event("response.reasoning_summary_part.added", **place, summary_index=0, part=part)
+            yield self._event("response.reasoning_summary_part.added", **at, summary_index=0, part=part)
 
     def _place(self) -> JSONObject:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
@@ -146,25 +144,25 @@ class ResponsesTranslation(Translation):
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
 
     def close_item(self, kind: str, position: int) -> Iterator[bytes]:
-        item, place = self._output[-1], self._place()
+        item, at = self._output[-1], self._place()
         if kind == TEXT:
             part = item["content"][0]
             text = part["text"]
-            yield self._event("response.output_text.done", **place, content_index=0, text=text)
-            yield self._event("response.content_part.done", **place, content_index=0, part=part)
+            yield self._event("response.output_text.done", **at, content_index=0, text=text)
+            yield self._event("response.content_part.done", **at, content_index=0, part=part)
         elif kind == THINKING:
             part = item["summary"][0]
             text = part["text"]
-            yield self._event("response.reasoning_summary_text.done", **place, summary_index=0, text=text)
-            yield self._event("response.reasoning_summary_part.done", **place, summary_index=0, part=part)
+            yield self._event("response.reasoning_summary_text.done", **at, summary_index=0, text=text)
+            yield self._event("response.reasoning_summary_part.done", **at, summary_index=0, part=part)
         elif item["type"] == "function_call":
             arguments = item["arguments"]
-            yield self._event("response.function_call_arguments.done", **place, arguments=arguments)
+            yield self._event("response.function_call_arguments.done", **at, arguments=arguments)
         else:
             text = item["input"] = _free_text(self._arguments_at(position))
-            yield self._event("response.custom_tool_call_input.delta", **place, delta=text)
-            yield self._event("response.custom_tool_call_input.done", **place, input=text)
-        yield self._event("response.output_item.done", output_index=place["output_index"], item=item)
+            yield self._event("response.custom_tool_call_input.delta", **at, delta=text)
+            yield self._event("response.custom_tool_call_input.done", **at, input=text)
+        yield self._event("response.output_item.done", output_index=at["output_index"], item=item)
 
     def _arguments_at(self, position: int) -> str:
         return self.answer().message.tool_calls[position].arguments
