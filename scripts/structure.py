@@ -18,42 +18,7 @@ from functools import cache
 from pathlib import Path
 
 VAGUE = frozenset(
-    [
-        "answer",
-        "asked",
-        "each",
-        "every",
-        "found",
-        "given",
-        "gone",
-        "heard",
-        "held",
-        "kept",
-        "known",
-        "made",
-        "meant",
-        "one",
-        "ones",
-        "other",
-        "others",
-        "own",
-        "place",
-        "said",
-        "seen",
-        "shown",
-        "spoken",
-        "such",
-        "taken",
-        "thing",
-        "things",
-        "told",
-        "wanted",
-        "what",
-        "which",
-        "who",
-        "whoever",
-        "why",
-    ]
+    ["answer", "asked", "each", "every", "found", "given", "gone", "heard", "held", "kept", "known", "made", "meant", "one", "ones", "other", "others", "own", "place", "said", "seen", "shown", "spoken", "such", "taken", "thing", "things", "told", "wanted", "what", "which", "who", "whoever", "why"]
 )
 """Names of variables that leave the reader to find out the noun."""
 

@@ -1,6 +1,6 @@
 """Checks that what skills name exists in the packages at the pinned versions; for those who maintain skills.
 
-PYTHONPATH=scripts python -m skills_check [NAME…] [--quick] [--online] [--run] [--json]
+    PYTHONPATH=scripts python -m skills_check [NAME…] [--quick] [--online] [--run] [--json]
 """
 
 from __future__ import annotations

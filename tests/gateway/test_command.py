@@ -25,7 +25,8 @@ for _ in range(2):
     body = {"model": "model-1", "messages": history, "tools": tools}
     headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    answer = json.load(urllib.request.urlopen(request))
     message = answer["choices"][0]["message"]
     history.append(message)
     for call in message.get("tool_calls", ()):

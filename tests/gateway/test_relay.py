@@ -19,12 +19,17 @@ from hermes.gateway.journal import Recording
 from tests.gateway.conftest import gateway, stored
 from tests.gateway.requests import KEY, ROUTES, body_of, post
 from tests.gateway.scripted import Call, Reply, ScriptedProvider
+from tests.waiting import wait_until
 
 
 @pytest.fixture
 def provider() -> Iterator[ScriptedProvider]:
     with ScriptedProvider() as scripted:
         yield scripted
+
+
+def calls_on_disk(config: Config) -> int:
+    return sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -147,6 +152,7 @@ def test_a_client_that_hangs_up_ends_the_call(config: Config, provider: Scripted
             head = f"POST {parts.path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
             client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
             client.recv(10)
+        wait_until(lambda: calls_on_disk(config))
         gate.set()
     (trajectory,) = stored(config)
     assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
@@ -158,10 +164,9 @@ def test_the_call_is_on_disk_before_the_client_has_its_end(
     with gateway(config, provider.url) as recording:
         for protocol, route in ROUTES.items():
             for stream in (False, True):
-                before = sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
+                before = calls_on_disk(config)
                 post(f"{recording.url}/{route}", body_of(protocol, stream=stream))
-                after = sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
-                assert after == before + 1
+                assert calls_on_disk(config) == before + 1
 
 
 @pytest.mark.parametrize("protocol", ROUTES)
@@ -210,8 +215,7 @@ def test_a_client_that_reads_nothing_is_given_up(config: Config, provider: Scrip
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         head = f"POST {parts.path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        while not any(True for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls()):
-            threading.Event().wait(0.05)
+        wait_until(lambda: calls_on_disk(config))
         client.close()
     (trajectory,) = stored(config)
     assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED

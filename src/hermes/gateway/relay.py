@@ -25,7 +25,7 @@ from hermes.core.clock import now_ms
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
 from hermes.gateway.ending import Ending, open_decoder
-from hermes.gateway.journal import CallEnd, Group, RecordedCall, Journal
+from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall
 from hermes.gateway.translate.base import Translation
 from hermes.gateway.upstream import Accounts, Connections, Upstream, end_to_end, request_headers
 from hermes.gateway.wire import Protocol
