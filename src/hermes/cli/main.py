@@ -82,6 +82,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.rating.command:rate",
         "Rate trajectories: one, two against each other, a queue; and how raters agree.",
     ),
+    "record": (
+        "hermes.cli.record:record",
+        "Run any agent and record it: Claude Code, Codex, opencode, pi, aider, your own.",
+    ),
     "reward": (
         "hermes.cli.train.reward:reward",
         "Reward models: serve them over HTTP, score answers with them.",
