@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hermes.core import Relation, StepKind
+from hermes.core import Message, Relation, Source, StepKind
 from hermes.data.formats import sts
 from hermes.data.importing import import_files
 from hermes.store import Reader, Writer
@@ -30,6 +30,7 @@ from tests.data.sessions.clients import (
     read_rows,
     write_lines,
 )
+from tests.records import record
 from tests.waiting import wait_until
 
 DATABASES = {
@@ -78,6 +79,20 @@ def test_a_session_that_grew_adds_what_is_new(client: str, seed: int, tmp_path: 
         for before, after in itertools.pairwise(parts):
             assert (after.header.parent_id, after.header.relation) == (before.header.id, Relation.CONTINUED)
             assert after.messages[: len(before.messages)] == before.messages
+
+
+def test_a_session_that_was_recorded_is_not_imported_too(tmp_path: Path) -> None:
+    path, db = copy_of("claude-code", tmp_path) / "edit.jsonl", tmp_path / "hermes.db"
+    session_id = read_rows(path)[0]["sessionId"]
+    with Writer(db) as writer:
+        record(
+            writer,
+            [Message.user("hi"), Message.assistant("Hi.")],
+            source=Source.RECORD,
+            session_id=session_id,
+        )
+    done = imported(db, "claude-code", path)
+    assert (done.rows, done.known) == (0, 1)
 
 
 def test_rows_that_are_new_in_a_database_are_added(tmp_path: Path) -> None:

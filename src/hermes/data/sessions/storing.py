@@ -34,7 +34,7 @@ from hermes.data.formats.facts import content_id
 from hermes.data.importing import EarlierMessages, Imported, ImportProblem, NumberedRow, Storing
 from hermes.data.lines import Line
 from hermes.data.sessions.base import Entry, Notes, Ref, Session, SessionPath
-from hermes.store import Reader, Record, sqlite
+from hermes.store import Filter, Reader, Record, sqlite
 
 MAX_TRAJECTORY_BYTES = 16 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
@@ -65,6 +65,9 @@ class SessionImport:
     _resting_ms: int = field(default_factory=lambda: clock.now_ms() - _REST_MS)
 
     def add(self, session: Session) -> None:
+        if self.reader.count(Filter(session_id=session.id, source=Source.RECORD.value)):
+            self._count_known(session.id)  # the gateway saw its calls, exactly
+            return
         previous: str | None = None
         for path in session.paths:
             last = self._add_path(session, path, previous)
@@ -116,10 +119,13 @@ class SessionImport:
             return self._own[trajectory_id]
         if not self.reader.exists(trajectory_id):
             return None
-        self._known.add(trajectory_id)
-        self.done.known = len(self._known)
+        self._count_known(trajectory_id)
         entries = self.reader.header(trajectory_id).config.get("entries")
         return [str(key) for key in entries] if isinstance(entries, list) and entries else ["?"]
+
+    def _count_known(self, name: str) -> None:
+        self._known.add(name)
+        self.done.known = len(self._known)
 
     def _store(
         self,
