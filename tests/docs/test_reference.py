@@ -26,7 +26,6 @@ _NOT_FOR_USERS = {
     "GIT_CONFIG_COUNT",  # of git, set for commands in a sandbox
     "HERMES_COMMAND",  # marks the processes of a sandbox
     "HERMES_ROLLOUT_KEY",  # from an environment to its worker
-    "OPENAI_NAMESPACE",  # a name of atroposlib, no variable
     "LANG",
     "PATH",
     "TOKENIZERS_PARALLELISM",
