@@ -26,6 +26,8 @@ class Source(StrEnum):
     ENV = "env"
     DELEGATE = "delegate"
     IMPORT = "import"
+    RECORD = "record"
+    """An agent of others, through the gateway."""
 
 
 class Relation(StrEnum):
@@ -35,6 +37,8 @@ class Relation(StrEnum):
     RETRY = "retry"
     COMPRESSED = "compressed"
     CONTINUED = "continued"
+    SIDE = "side"
+    """A call that its client made beside the task: a title, a summary."""
 
 
 @dataclass(frozen=True, slots=True)

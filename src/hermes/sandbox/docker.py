@@ -16,6 +16,7 @@ leaves running when it exits also run until then, unlike in the other back ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import subprocess
@@ -95,6 +96,18 @@ class DockerSandbox(IsolatedSandbox):
         if READY not in container.output().split():
             raise SandboxError(f"the container cannot be started: {container.output().strip()}", FIX)
         self._container = container
+        await self._check_memory_limit()
+
+    async def _check_memory_limit(self) -> None:
+        """SandboxError: the engine has ignored the limits, as podman does without root and control groups."""
+        reading = ["/bin/sh", "-c", f"cat {_LIMITS} 2> /dev/null"]
+        output = (await self._run_argv(reading, None, 1000)).capture.text().split()
+        limits = [int(word) if word.isdecimal() else math.inf for word in output]
+        if limits and min(limits) > self._settings.memory_mb << 20:
+            raise SandboxError(
+                f"{Path(self._engine).name} limits neither memory nor processes of its containers here",
+                "Without root it needs control groups of version 2. Use bubblewrap, or run Hermes as root.",
+            )
 
     async def run(
         self,
@@ -275,6 +288,8 @@ MARK = "HERMES_COMMAND"
 """Variable that identifies the processes of one command in the container."""
 READY = "ready"
 _MAX_CPUS = 2
+_LIMITS = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
+"""The container's own memory limit, in control groups of version 2 and 1."""
 _MAIN = f"echo {READY}; exec cat > /dev/null"
 """Ends when its input ends, which ends with the client that started it, which ends with Hermes."""
 _SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'

@@ -62,7 +62,7 @@ def sum_in_place(values: Tensor) -> None:
     flat = values.cpu().view(-1)
     if _leads:
         for peer in _peers:
-            for piece in flat.split(_PIECE):  # a second copy of the whole may not fit
+            for piece in torch.split(flat, _PIECE):  # a second copy of the whole may not fit
                 part = torch.empty_like(piece)
                 _receive(peer, part)
                 piece += part
@@ -88,7 +88,7 @@ def _receive(peer: socket.socket, flat: Tensor) -> None:
 
 
 def _bytes_of(flat: Tensor) -> memoryview:
-    return memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def sum_outputs(partial: Tensor) -> Tensor:

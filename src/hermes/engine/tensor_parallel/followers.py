@@ -124,8 +124,10 @@ class Followers:
 
     def close(self) -> None:
         self._closed = True
-        for connection in (*self._connections, *self._peers):
+        for connection in self._connections:
             connection.close()
+        for peer in self._peers:
+            peer.close()
         for process in self._processes:
             process.kill()
             process.wait()

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hermes.config.paths import models_dir
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.errors import HermesError, MissingDependencyError
 
 NAME = "smollm2"
@@ -60,7 +60,7 @@ def model_folder(home: Path) -> Path:
 def read_manifest(folder: Path) -> JSONObject | None:
     """The folder's manifest, if `prepare` created it and all its files are present; else None."""
     try:
-        manifest: JSONObject = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: JSONObject = parse_object((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -76,24 +76,26 @@ class DiskLimit:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self._running and await self._look():
-                with suppress(SandboxError):  # the sandbox has ended, as the next command says
-                    await self._end_commands()
+            if self._running:
+                await self._look()
 
-    async def _look(self) -> bool:
-        """Whether the limit is exceeded, and the workspace has not become smaller."""
+    async def _look(self) -> None:
+        """Ends the commands if the limit is exceeded, and the workspace is not becoming smaller."""
         assert self._limit_mb is not None
         limit = self._limit_mb << 20
         try:
             fallen = self._free - _free_bytes(self._workspace) > limit // 64
         except FileNotFoundError:  # the sandbox is closed
-            return False
+            return
         if not (fallen or self.is_full or time.monotonic() - self._measured_s > _MEASURE_S):
-            return False
+            return
         before = self._size if self.is_full else 0
         self._size = await asyncio.to_thread(self._measure, None if self.is_full else limit)
         self.is_full = self._size > limit
-        return self.is_full and self._size > before
+        if self.is_full and self._size > before:
+            with suppress(SandboxError):  # the sandbox has ended, as the next command says
+                await self._end_commands()
+            self._size = await asyncio.to_thread(self._measure, None)
 
     def _measure(self, enough: int | None) -> int:
         """The bytes of the workspace, or more than `enough`."""
