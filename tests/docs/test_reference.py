@@ -27,7 +27,6 @@ _NOT_FOR_USERS = {
     "HERMES_COMMAND",  # marks the processes of a sandbox
     "HERMES_RECORDING_KEY",  # from hermes record to codex
     "HERMES_ROLLOUT_KEY",  # from an environment to its worker
-    "OPENAI_NAMESPACE",  # a name of atroposlib, no variable
     "HOME",
     "LANG",
     "OPENCODE_CONFIG_CONTENT",  # of the agents that are recorded

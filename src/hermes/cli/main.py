@@ -99,7 +99,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Browse, search, view, install, check and learn skills.",
     ),
     "store": ("hermes.cli.setup.store:store", "The database of trajectories: check, compact, backup."),
-    "templates": ("hermes.cli.setup.templates:templates", "Templates of questions: list, show, edit."),
     "tools": ("hermes.cli.setup.tools:tools", "List the tools and why one is unavailable."),
     "train": ("hermes.cli.train.command:train", "Train a LoRA adapter: sft, dpo, kto, reward, rlhf, grpo."),
     "trajectories": (
@@ -194,7 +193,7 @@ _CHAT_OPTIONS = (
     ),
     click.option("--max-turns", type=click.IntRange(min=1), help="Most model calls for one question."),
     click.option("-s", "--system", metavar="TEXT", help="System prompt to use instead of the built-in one."),
-    click.option("-t", "--template", metavar="NAME", help="A stored template; see 'hermes templates'."),
+    click.option("-t", "--template", metavar="NAME", help="A template: NAME.yaml in ~/.hermes/templates."),
     click.option(
         "--param", "params", multiple=True, metavar="NAME=VALUE", help="A value for the template; repeatable."
     ),

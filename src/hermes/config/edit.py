@@ -183,11 +183,6 @@ def _needs_terminal(program: str) -> bool:
     return Path(program).name in _TERMINAL_EDITORS
 
 
-def edit_file(path: Path, environ: Mapping[str, str]) -> None:
-    """Opens the user's editor on a file and waits; ConfigError if there is no editor or no terminal."""
-    _open(_editor(environ), path, f"{path} is as the editor left it")
-
-
 def _draft(home: Path, text: str) -> Path:
     try:
         handle, name = tempfile.mkstemp(prefix="config-", suffix=".yaml", dir=ensure_dir(home))
@@ -200,13 +195,13 @@ def _draft(home: Path, text: str) -> Path:
     return Path(name)
 
 
-def _open(command: list[str], draft: Path, state: str = "config.yaml is unchanged") -> None:
+def _open(command: list[str], draft: Path) -> None:
     try:
         done = subprocess.run([*command, str(draft)])
     except OSError as error:
         raise ConfigError(f"cannot start the editor '{command[0]}'", "set EDITOR to a program") from error
     if done.returncode != 0:
         raise ConfigError(
-            f"the editor ended with exit code {done.returncode}; {state}",
+            f"the editor ended with exit code {done.returncode}; config.yaml is unchanged",
             f"your version is {draft}",
         )

@@ -77,9 +77,7 @@ def load_template(home: Path, name: str) -> PromptTemplate:
     if text is None:
         names = template_names(home)
         hint = did_you_mean(nearest(name, names), f"there are: {', '.join(names) or 'none'}")
-        raise UsageError(
-            f"there is no template '{name}'", f"{hint} ('hermes templates edit {name}' makes it)"
-        )
+        raise UsageError(f"there is no template '{name}'", f"{hint}; a new one is the file {path}")
     data = yaml_file.parse(text, str(path)).data
     for key, value in data.items():
         if key not in _KEYS:
@@ -87,7 +85,7 @@ def load_template(home: Path, name: str) -> PromptTemplate:
         if not isinstance(value, dict if key == "schema" else str):
             raise UsageError(
                 f"{path}: '{key}' is no {'object' if key == 'schema' else 'text'}",
-                "see 'hermes templates --help'",
+                "docs/command-line.md has an example",
             )
     template = PromptTemplate(name, **data)
     if template.prompt is not None and not Template(template.prompt).is_valid():
