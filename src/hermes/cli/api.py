@@ -38,7 +38,7 @@ class ApiOptions(BaseModel):
         ge=0.1,
     )
     accept_unknown_envs: bool = option(
-        False, "Accept groups of unregistered environments, as the original server does."
+        False, "Accept groups of unregistered environments, as the original server does.", hidden=True
     )
     no_token: bool = option(
         False, "On loopback without HERMES_API_TOKEN: answer every user of this machine, not only you."

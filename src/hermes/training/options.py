@@ -270,9 +270,9 @@ class DpoOptions(PairOptions, PreferenceOptions):
 
 class KtoOptions(PreferenceOptions):
     desirable_weight: float | None = option(
-        None, "Weight of good answers; both classes count equally if unset.", gt=0
+        None, "Weight of good answers; both classes count equally if unset.", hidden=True, gt=0
     )
-    undesirable_weight: float | None = option(None, "Weight of bad answers.", gt=0)
+    undesirable_weight: float | None = option(None, "Weight of bad answers.", hidden=True, gt=0)
     good_rating: float | None = option(
         None,
         "Answers rated at least this are good, all others bad. If unset, 4 and 5 are good, 1 and 2 bad, "

@@ -50,7 +50,7 @@ class QueueOptions(BaseModel):
     seed: int | None = option(None, "Seed of the order; 0 if unset.")
     raters_per_item: int | None = option(None, "Number of raters for an item; 1 if unset.", "--raters", ge=1)
     repeat_share: float | None = option(
-        None, "Share of items that are shown twice; 0.05 if unset.", "--repeats", ge=0, le=0.5
+        None, "Share of items that are shown twice; 0.05 if unset.", "--repeats", hidden=True, ge=0, le=0.5
     )
     limit: int | None = option(None, "Most items of a new queue.", ge=1)
     where: tuple[str, ...] = option((), "As for 'hermes export'; repeatable.", metavar="CONDITION")
