@@ -25,6 +25,8 @@ KEYS = (
     Variable("OPENROUTER_API_KEY", "The key of the provider `openrouter`."),
     Variable("OPENAI_API_KEY", "The key of the provider `openai`."),
     Variable("OPENAI_BASE_URL", "The address of the provider `openai`."),
+    Variable("OPENAI_API_BASE", "The same, for the agents of `hermes record`."),
+    Variable("ANTHROPIC_BASE_URL", "The address of Anthropic's API, for the agents of `hermes record`."),
     Variable("BRAVE_API_KEY", "Web search by Brave."),
     Variable("TAVILY_API_KEY", "Web search by Tavily."),
     Variable("HF_TOKEN", "The Hugging Face hub: private and gated repositories, and pushes."),
@@ -51,6 +53,7 @@ TRAINING = (
 SERVERS = (
     Variable("HERMES_API_TOKEN", "The token of the trajectory API; required on any address but loopback."),
     Variable("HERMES_ENGINE_TOKEN", "The same for the engine."),
+    Variable("HERMES_RECORD_TOKEN", "The same for `hermes record serve`."),
     Variable("HERMES_WEB_TOKEN", "The same for the web app."),
     Variable("HERMES_WEB_RATER_TOKEN", "A second token of `hermes web`, which reads and rates only."),
     Variable("HERMES_REWARD_TOKEN", "The same for a served reward model."),

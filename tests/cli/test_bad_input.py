@@ -229,6 +229,7 @@ TABLE = [
     ("trajectories redact --since yesterday", 2, "'yesterday' is not a time", "7d"),
     ("trajectories search", 2, "Missing argument 'WORDS...'", "hermes trajectories search --help"),
     ("trajectories stats --outcome complted", 2, "has 'complted'", "did you mean completed?"),
+    ("bug-report --output folder", 2, "is a directory", "hermes bug-report --help"),
     ("web --host 0.0.0.0", 2, "refusing to listen on 0.0.0.0 without a token", "HERMES_WEB_TOKEN"),
     ("web --port 99999", 2, "99999 is not in the range", "hermes web --help"),
 ]

@@ -119,12 +119,11 @@ def check_store(data: st.DataObject) -> None:
             contexts = []
             for trajectory_id, completion in sides:
                 recorded = by_id[trajectory_id]
-                starts = [i for i in recorded.answers if recorded.steps[i].message == completion[0]]
+                starts = [i for i, step in enumerate(recorded.steps) if step.message == completion[0]]
                 (context,) = {
-                    recorded.contexts[i]
-                    for i in starts
-                    if [message_content(m) for m in recorded.contexts[i]]
-                    == [message_content(m) for m in pair.prompt]
+                    context
+                    for context in (recorded.before(i) for i in starts)
+                    if [message_content(m) for m in context] == [message_content(m) for m in pair.prompt]
                 }
                 contexts.append(context)
                 turn = recorded.turn(starts[0]) if len(starts) == 1 else None

@@ -25,10 +25,15 @@ _NOT_FOR_USERS = {
     "ATROPOS_PROXY_URL",  # refused
     "GIT_CONFIG_COUNT",  # of git, set for commands in a sandbox
     "HERMES_COMMAND",  # marks the processes of a sandbox
+    "HERMES_RECORDING_KEY",  # from hermes record to codex
     "HERMES_ROLLOUT_KEY",  # from an environment to its worker
     "OPENAI_NAMESPACE",  # a name of atroposlib, no variable
+    "HOME",
     "LANG",
+    "OPENCODE_CONFIG_CONTENT",  # of the agents that are recorded
     "PATH",
+    "PI_CODING_AGENT_DIR",
+    "SHELL",
     "TOKENIZERS_PARALLELISM",
 }
 _TRAINING_METRIC = re.compile(

@@ -90,7 +90,7 @@ def test_the_query_box_takes_the_agent(site: WebSite, agent: str) -> None:
     listed = set(re.findall(r'<span class="mono">(\w{8})</span>', rows))
     assert listed == ids
     assert not listed & others
-    assert site.get("/trajectories?q=agent_version%3D2.1.197").text.count("data-row") == 7
+    assert site.get("/trajectories?q=agent_version%3D2.1.197").text.count("<tr data-row") == 7
 
 
 def test_what_is_shown_of_a_call() -> None:

@@ -108,7 +108,7 @@ def _check_row(entry: SampleEntry) -> None:
         return
     missing = [name for name in _NEVER_NULL if row.get(name) is None]
     wrong = [name for name, kind in _ROW.items() if not fits(row.get(name), kind)]
-    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name) or {}, dict)]
+    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name), dict | None)]
     if missing or wrong:
         raise ValueError(f"missing or of another type: {', '.join((*missing, *wrong))}")
     texts = [turn.get(name) for turn in row["conversations"] for name in ("from", "value")]

@@ -23,7 +23,7 @@ _FOLDER, _NAME = "journal", "start.json"
 
 @dataclass
 class _Tally:
-    """What one pass over the journal adds up; each sample counts once."""
+    """The sums of one pass over the journal; each sample counts once."""
 
     states: dict[SampleKey, SampleState] = field(default_factory=dict)
     failures: dict[SampleKey, str] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class ApiOptions(BaseModel):
         20_000, "Maximum number of stored groups; further posts are refused with 503.", hidden=True, ge=1
     )
     max_mb: int | None = option(
-        None, "Maximum size of stored groups in MB: 2048, or 32768 with --state-dir.", ge=1
+        None, "Maximum size of stored groups in MB: 2048, or 32768 with --state-dir.", hidden=True, ge=1
     )
     max_body_mb: int = option(256, "Largest request body in MB, decompressed.", hidden=True, ge=1)
     env_timeout_s: float = option(

@@ -10,6 +10,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes batch status first",
     ),
     "bench": ("hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --diff",),
+    "bug-report": ("hermes bug-report",),
     "compress": (
         "hermes compress data.jsonl --target-max-tokens 8000",
         "hermes compress 'run=first reward>=0.5' --output short.jsonl",
@@ -44,6 +45,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "policy": ("hermes policy list", "hermes policy promote previous"),
     "quickstart": ("hermes quickstart",),
     "rate": ("hermes rate last good --comment 'clear'", "hermes rate queue", "hermes rate stats"),
+    "record": (
+        "hermes record -- claude -p 'fix the tests'",
+        "hermes record --base-url http://127.0.0.1:8001/v1 --model policy -- codex",
+        "hermes record --install",
+    ),
+    "record serve": ("hermes record serve --port 8790",),
     "reward": ("hermes reward score my-reward-model last",),
     "rl": (
         "hermes rl config --env calculator",

@@ -31,7 +31,7 @@ class FilterOptions(BaseModel):
     agent: str | None = option(None, "Whose session it is: claude-code, codex, opencode, pi …")
     tool: str | None = option(None, "A tool that was called.")
     stop_reason: str | None = option(None, "completed, error, max_turns, cut, running …", "--outcome")
-    source: str | None = option(None, "chat, query, batch, env, delegate or import.")
+    source: str | None = option(None, "chat, query, batch, env, delegate, import or record.")
     run_id: str | None = option(None, "Batch or training run.", "--run")
     session_id: str | None = option(None, "Chat session.", "--session")
     min_reward: float | None = option(None, "Lowest latest reward.")

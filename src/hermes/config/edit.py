@@ -66,7 +66,7 @@ def unset_value(home: Path, name: str) -> bool:
 
 
 def check_text(text: str, where: str) -> tuple[SettingProblem, ...]:
-    """What is wrong with the text of a config.yaml; ConfigError if it is not even YAML."""
+    """The problems of the text of a config.yaml; ConfigError if it is not even YAML."""
     data = load.without_empty_sections(yaml_file.parse(text, where).data)
     return validate(load.as_settings_data(data))[1]
 

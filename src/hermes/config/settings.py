@@ -39,7 +39,7 @@ ParserName: TypeAlias = Literal[
     "glm45",
     "glm47",
 ]
-"""What `models.parsers.get_parser` accepts; its test holds them equal."""
+"""The names that `models.parsers.get_parser` accepts; its test holds them equal."""
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 

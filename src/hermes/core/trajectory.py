@@ -26,15 +26,19 @@ class Source(StrEnum):
     ENV = "env"
     DELEGATE = "delegate"
     IMPORT = "import"
+    RECORD = "record"
+    """An agent of others, through the gateway."""
 
 
 class Relation(StrEnum):
-    """What a trajectory is to its parent."""
+    """The relation of a trajectory to its parent."""
 
     DELEGATE = "delegate"
     RETRY = "retry"
     COMPRESSED = "compressed"
     CONTINUED = "continued"
+    SIDE = "side"
+    """A call that its client made beside the task: a title, a summary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What formats write and read: a trajectory, the tools its model was offered, its reward and its ratings."""
+"""Formats read and write examples: a trajectory, its tools, its reward and its ratings."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ class Example:
         for answer, earlier in self.unseen:
             hidden[answer].add(earlier)
         begin, prompt = start, self.before(start)
-        shown = prompt
+        context = prompt
         for index in range(start + 1, stop):
             if steps[index].kind is not StepKind.MODEL:
                 continue
-            shown += messages[len(shown) : index]
+            context += messages[len(context) : index]
             before = hide_thinking(messages[:index], hidden[index])
-            if before != shown:
+            if before != context:
                 yield SeenPart(prompt, begin, index)
-                begin, prompt, shown = index, before, before
+                begin, prompt, context = index, before, before
         yield SeenPart(prompt, begin, stop)
 
     def as_seen(self) -> Iterator[Example]:
@@ -226,7 +226,11 @@ def _step(index: int, message: Message, header: Header, call: ModelCall | None) 
         return Step(index, StepKind.MODEL, message, at_ms, call=model_call)
     if message.role is Role.TOOL:
         result = ToolResult(
-            message.tool_call_id or "", message.name or "", True, 0.0, result_chars=len(message.content)
+            message.tool_call_id or "",
+            message.name or "unknown",
+            True,
+            0.0,
+            result_chars=len(message.content),
         )
         return Step(index, StepKind.TOOL, message, at_ms, result=result)
     return Step(index, StepKind.INPUT, message, at_ms)

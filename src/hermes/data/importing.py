@@ -236,7 +236,7 @@ def _record(example: Example) -> Record:
 
 
 class EarlierMessages(Mapping[int, ModelInput]):
-    """What the model calls of an imported trajectory saw: the messages before them, joined when needed."""
+    """The inputs of the model calls of an imported trajectory: the messages before, joined when needed."""
 
     def __init__(self, trajectory: Trajectory, tools: tuple[JSONObject, ...] = ()) -> None:
         self._messages = tuple(step.message for step in trajectory.steps)

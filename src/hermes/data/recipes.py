@@ -20,7 +20,7 @@ BASE_MODEL = "Qwen/Qwen3-8B"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a configuration is for."""
+    """The data, model and form that a configuration is for."""
 
     train: str
     """Data file, from the folder where the trainer is started."""

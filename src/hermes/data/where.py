@@ -26,6 +26,8 @@ FIELDS: dict[str, Callable[[Example], JSON]] = {
     "run": lambda e: e.trajectory.header.run_id,
     "task": lambda e: e.trajectory.header.task_id,
     "session": lambda e: e.trajectory.header.session_id,
+    "agent": lambda e: e.trajectory.header.metadata.get("agent"),
+    "agent_version": lambda e: e.trajectory.header.metadata.get("agent_version"),
     "sample": lambda e: e.trajectory.header.sample_index,
     "outcome": lambda e: e.trajectory.outcome.stop_reason.value if e.trajectory.outcome else "running",
     "reward": lambda e: e.reward,
@@ -37,8 +39,6 @@ FIELDS: dict[str, Callable[[Example], JSON]] = {
     "tokens": lambda e: e.trajectory.usage.total,
     "cost_usd": lambda e: e.trajectory.cost_usd,
     "created_at_ms": lambda e: e.trajectory.header.created_at_ms,
-    "agent": lambda e: e.trajectory.header.metadata.get("agent"),
-    "agent_version": lambda e: e.trajectory.header.metadata.get("agent_version"),
 }
 """The fields of a condition; also `metadata.KEY`."""
 

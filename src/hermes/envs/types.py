@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 Item = Any
-"""What get_next_item returns and collect_trajectories takes: any value."""
+"""The value that get_next_item returns and collect_trajectories takes: any value."""
 number = int | float
 Content = str | list[dict[str, Any]]
 

@@ -281,7 +281,7 @@ class _PolicyTrainer:
         return self._rlhf(rows.pairs, progress)
 
     def _rlhf(self, pairs: Sequence[PreferencePair], progress: Progress) -> JSONObject:
-        """What is held out for the decision is used by neither trainer, not even to stop it: the error rate
+        """Rows held out for the decision are used by neither trainer, not even to stop it: the error rate
         is stated for comparisons that the candidate was not selected by."""
         openings = pair_prompts(pairs)
         if not openings:

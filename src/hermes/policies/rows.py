@@ -1,4 +1,4 @@
-"""What an improvement learns from and what it is judged by: rows of ratings, split by task.
+"""The rows that an improvement learns from and is judged by: rows of ratings, split by task.
 
 Tasks that ask the same, in whichever run, are one task here (data/export/split.py): trained on, or held out.
 Held-out comparisons decide about a promotion, so they must be independent of each other: one for each task. A

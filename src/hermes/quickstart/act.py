@@ -1,4 +1,4 @@
-"""What the acts of the quickstart share: a folder, one engine process, numbered stages.
+"""The parts that the acts of the quickstart share: a folder, one engine process, numbered stages.
 
 One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
 in the folder, so that it can be repeated by hand.

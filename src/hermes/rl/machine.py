@@ -28,7 +28,7 @@ class MissingRequirement(NamedTuple):
 
 
 def missing_requirement(config: Config, model: str) -> MissingRequirement | None:
-    """What a run of this model needs and this machine lacks; None: nothing."""
+    """The requirement of this model that this machine lacks; None: nothing."""
     settings = config.settings.rl
     return missing_packages(settings, config.environ) or _missing_gpu(settings, config.environ, model)
 

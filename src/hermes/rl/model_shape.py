@@ -68,7 +68,7 @@ class ModelShape:
         return float(rank * (self.layers * block + self.hidden + self.vocab))
 
     def activation_bytes_per_token(self) -> int:
-        """What the backward pass keeps of one token in bf16, as the engine plans it."""
+        """The bytes that the backward pass keeps of one token in bf16, as the engine plans it."""
         return 2 * self.layers * (8 * self.hidden + 4 * self.intermediate)
 
 

@@ -76,7 +76,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
 
 
 def waiting_for(run: RlRun, status: RunStatus) -> str | None:
-    """What the run waits for before it can go on; None: nothing, or it has ended.
+    """The condition that the run waits for before it goes on; None: nothing, or it has ended.
 
     A supervisor that cannot write its status, because the disk is full, cannot say so there.
     """

@@ -100,7 +100,7 @@ class RunStatus:
     events: tuple[JSONObject, ...] = ()
     """Oldest first: {at_ms, text}, and {kind} of a crash."""
     waiting: str | None = None
-    """What the run waits for before it can go on (room on the disk); None: nothing."""
+    """The condition that the run waits for before it goes on (room on the disk); None: nothing."""
 
     def with_event(self, text: str, kind: str | None = None) -> RunStatus:
         event: JSONObject = {"at_ms": now_ms(), "text": text, **({"kind": kind} if kind else {})}

@@ -74,7 +74,7 @@ class Filter:
     run_id: str | None = None
     session_id: str | None = None
     agent: str | None = None
-    """The client that a recorded or imported session is of."""
+    """The program that ran it, such as claude-code."""
     tool: str | None = None
     """Called at least once."""
     stop_reason: str | None = None

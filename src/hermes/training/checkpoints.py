@@ -48,7 +48,7 @@ class TrainingState:
     kind: str
     """rl, or that of an offline objective: sft, dpo, kto, reward."""
     settings: JSONObject
-    """What the run was started with; a run with other settings cannot resume from it."""
+    """The settings that the run was started with; a run with other settings cannot resume from it."""
     kept: tuple[CheckpointRecord, ...] = ()
     """Checkpoints, oldest first; a resumed run starts from the last."""
     best: CheckpointRecord | None = None

@@ -27,7 +27,7 @@ PROJECT = "hermes"
 
 @dataclass(frozen=True, slots=True)
 class SizeDefaults:
-    """What an RL run of a model of this size has where nobody chose: hermes-agent's values for 8 billion
+    """Defaults of an RL run of a model of this size: hermes-agent's values for 8 billion
     parameters, and the same with smaller figures for small models."""
 
     learning_rate: float
@@ -101,7 +101,7 @@ class AdapterFields(PolicyFields):
 
 
 class RlFields(AdapterFields):
-    """What `hermes train grpo` and the section `tinker` share."""
+    """The fields that `hermes train grpo` and the section `tinker` share."""
 
     loss: Literal["importance_sampling", "ppo", "cispo", "gspo"] = option(
         "importance_sampling", "The policy loss."
@@ -164,7 +164,7 @@ class RlFields(AdapterFields):
 
 
 class TrainOptions(AdapterFields):
-    """What every command of `hermes train` has."""
+    """The options that every command of `hermes train` has."""
 
     base_url: str | None = option(
         None,
@@ -194,7 +194,7 @@ class TrainOptions(AdapterFields):
 
 
 class OfflineOptions(RowLoopFields, TrainOptions):
-    """What the trainers on stored rows share."""
+    """The options that the trainers on stored rows share."""
 
     files: tuple[Path, ...] = option((), "", path="existing", argument=True)
     patience: int | None = option(None, "Evaluations without a new best that end the run.", ge=1)
@@ -208,7 +208,7 @@ class SftOptions(OfflineOptions):
 
 
 class VerdictOptions(OfflineOptions):
-    """What the trainers on verdicts share."""
+    """The options that the trainers on verdicts share."""
 
     eval_files: tuple[Path, ...] = option(
         (),
@@ -231,11 +231,11 @@ class PairFields(BaseModel):
 
 
 class PairOptions(PairFields, VerdictOptions):
-    """What the trainers on preference pairs share."""
+    """The options that the trainers on preference pairs share."""
 
 
 class PreferenceOptions(VerdictOptions):
-    """What the trainers of policies on verdicts share."""
+    """The options that the trainers of policies on verdicts share."""
 
     reference: str | None = option(
         None,
@@ -289,14 +289,14 @@ class RewardOptions(PairOptions):
     margin: float = option(
         1.0, "How far apart the strongest preference is scored; weaker ones less. 0: no margin.", ge=0
     )
-    centre: float = option(0.01, "Weight that keeps scores around 0.", ge=0)
+    centre: float = option(0.01, "Weight that keeps scores around 0.", hidden=True, ge=0)
     members: int = option(1, "Ensemble size.", ge=1, le=16)
     question: str | None = option(None, "What the model is asked about the answer.", metavar="TEXT")
-    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.")
+    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.", hidden=True)
 
 
 class RlOptions(RlFields, TrainOptions):
-    """What the trainers on live rollouts have."""
+    """The options of the trainers on live rollouts."""
 
     with_engine: bool = option(
         False,
@@ -436,6 +436,9 @@ class RlhfOptions(PpoOptions):
         "λ of the critic's advantages: 1 is the reward less the value; below it the critic counts more.",
         ge=0,
         le=1,
+        hidden=True,
     )
-    critic_rate: float | None = option(None, "Learning rate of the critic; the policy's if unset.", gt=0)
+    critic_rate: float | None = option(
+        None, "Learning rate of the critic; the policy's if unset.", gt=0, hidden=True
+    )
     no_early_stop: bool = option(False, "Go on although the run is over-optimised.")

@@ -1,4 +1,4 @@
-"""What every training loop shares: the adapter, the state on disk, the metrics, the proof of training.
+"""Every training loop shares these: the adapter, the state on disk, the metrics, the proof of training.
 
 The loop makes the steps; the session publishes the weights as `step-N`, compares sampler and trainer, logs
 the metrics, saves checkpoints and deletes those that the retention policy does not keep. A run may be killed

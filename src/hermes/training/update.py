@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.correction import (
@@ -28,21 +29,20 @@ if TYPE_CHECKING:
     import tinker
 
 
-class UpdateConfig(Protocol):
-    @property
-    def loss(self) -> str: ...
-    @property
-    def cap(self) -> float | None: ...
-    @property
-    def clip(self) -> tuple[float, float] | None: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def clip_norm(self) -> float: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """How an update is made."""
+
+    loss: str = IMPORTANCE_SAMPLING
+    cap: float | None = 2.0
+    """Upper bound of the importance weight of a token; None: no correction."""
+    clip: tuple[float, float] | None = None
+    """Bounds of the ratio, for ppo and cispo; None: the engine's defaults."""
+    epochs: int = 1
+    """Updates from one batch."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
 
 
 class Update:

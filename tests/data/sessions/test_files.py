@@ -21,6 +21,7 @@ from hermes.data.formats import sts
 from hermes.data.importing import import_files
 from hermes.store import Reader, Writer
 from tests.cli.process import PASSED_ON, failure, hermes
+from tests.cli.terminal import hermes_terminal
 from tests.data.sessions.clients import (
     CLIENTS,
     add_rows,
@@ -31,6 +32,17 @@ from tests.data.sessions.clients import (
 )
 from tests.waiting import wait_until
 
+DATABASES = {
+    "opencode": {
+        "part": ("data",),
+        "message": ("data", "time_created"),
+        "session": ("directory", "parent_id"),
+    },
+    "hermes-agent": {
+        "messages": ("content", "tool_calls", "tool_call_id", "role", "timestamp"),
+        "sessions": ("model", "model_config", "parent_session_id", "started_at"),
+    },
+}
 LINE_CLIENTS = {"claude-code": "edit.jsonl", "codex": "parallel.jsonl", "pi": "parallel.jsonl"}
 
 
@@ -97,7 +109,8 @@ def test_damaged_lines_are_reported_and_the_rest_is_read(tmp_path: Path) -> None
     done = imported(db, "claude-code", path)
     assert done.rows == 1
     reported = {problem.line: problem.why for problem in done.problems}
-    assert set(reported) == {4, 11, len(lines) - 1, len(lines)}
+    assert set(reported) == {4, 11, 12, len(lines) - 1, len(lines)}
+    assert reported[12] == "a result of a call that is not in the file"
     assert "UTF-8" in reported[4]
     assert "still being written" in reported[len(lines)]
     assert all(problem.file == str(path) for problem in done.problems)
@@ -127,6 +140,27 @@ def test_no_damage_ends_an_import(client: str, seed: int, tmp_path: Path) -> Non
     assert imported(db, client, folder).rows == 0
     with Reader(db) as reader:
         assert all(trajectory.turns for trajectory in reader.trajectories())
+
+
+@pytest.mark.parametrize(("client", "tables"), DATABASES.items())
+@pytest.mark.parametrize("seed", range(6))
+def test_no_damage_of_a_database_ends_an_import(
+    client: str, tables: dict[str, tuple[str, ...]], seed: int, tmp_path: Path
+) -> None:
+    draw, path, db = random.Random(seed), copy_of(client, tmp_path), tmp_path / "hermes.db"
+    print(f"seed {seed}")
+    with sqlite3.connect(path) as connection:
+        for table, columns in tables.items():
+            for column in columns:
+                for (row_id,) in connection.execute(f"SELECT rowid FROM {table}").fetchall():
+                    if draw.random() < 0.1:
+                        value = draw.choice([7, "", "x", b"\xff", -1.5, 1e300, "[]", '{"type": "text"}'])
+                        connection.execute(
+                            f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row_id)
+                        )
+    connection.close()
+    imported(db, client, path)
+    assert imported(db, client, path).rows == 0
 
 
 def test_other_versions_are_read_as_far_as_they_go(tmp_path: Path) -> None:
@@ -216,6 +250,7 @@ def test_pipes_links_and_other_files_are_not_read(tmp_path: Path) -> None:
     reported = {Path(problem.file).name for problem in done.problems}
     assert reported == {"pipe.jsonl", "out.jsonl", "loop.jsonl", "broken.db"}
     assert all(problem.line == 0 for problem in done.problems)
+    assert imported(tmp_path / "hermes.db", "auto", folder / "out.jsonl").rows == 1, "named, it is read"
 
 
 def test_packed_threads_are_unpacked(tmp_path: Path) -> None:
@@ -251,6 +286,19 @@ def test_the_usual_places(client: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["rows"] > 0
     listed = hermes(user / ".hermes", "trajectories", "list", "--agent", client, "--json", env=outside)
     assert len(json.loads(listed.stdout)) == json.loads(done.stdout)["rows"]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_auto_asks_first(answer: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    copy_of("pi", tmp_path / "found")
+    with hermes_terminal(home, "import", "--from", "auto", str(tmp_path / "found")) as terminal:
+        shown = terminal.expect(r"Import them\? \[y/N\]: ")
+        assert "pi: 2 files, 0.0 MB" in shown
+        terminal.line(answer)
+        terminal.expect("2 trajectories imported" if answer == "y" else "it was not confirmed")
+        assert terminal.wait() == (0 if answer == "y" else 2)
 
 
 def test_bad_calls_of_the_command(tmp_path: Path) -> None:

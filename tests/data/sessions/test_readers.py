@@ -109,6 +109,18 @@ def test_claude_code_a_sub_agent_has_a_parent(tmp_path: Path) -> None:
     assert texts(child)[0][1] == "Please do the small job. tool"
 
 
+def test_claude_code_a_sub_agent_of_an_earlier_version_is_in_the_same_file(tmp_path: Path) -> None:
+    folder, db = copy_of("claude-code", tmp_path), tmp_path / "hermes.db"
+    main = read_rows(folder / "delegation.jsonl")
+    (file,) = (folder / "delegation").rglob("*.jsonl")
+    called = next(index for index, row in enumerate(main) if "toolUseResult" in row)
+    rows = [*main[:called], *read_rows(file), *main[called:]]
+    assert imported(db, "claude-code", write_lines(tmp_path / "one.jsonl", rows)).problems == []
+    parent, child = stored(db)
+    assert (child.header.parent_id, child.header.relation) == (parent.header.id, Relation.DELEGATE)
+    assert (parent.turns, child.turns) == (2, 2)
+
+
 def test_claude_code_a_broken_call_keeps_its_text(tmp_path: Path) -> None:
     (trajectory,) = one_file("claude-code", "broken-call.jsonl", tmp_path)
     call = next(call for message in trajectory.messages for call in message.tool_calls)

@@ -34,7 +34,7 @@ _TITLES = {
     "skill": "The agent wants to change what later agents read:",
     "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
 }
-"""What a person is asked, by the kind of action."""
+"""The question to a person, by the kind of action."""
 _RESULT_LINES = 4
 _RESULT_CHARS = 100
 _HEADING = re.compile(r"(#{1,6}) +(.*)")

@@ -31,7 +31,7 @@ from hermes.safety.text import printable
 from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
-    from hermes.cli.rating.command import QueueOptions
+    from hermes.cli.rating.options import QueueOptions
 
 _ARROWS = {"\x1b[D": "a", "\x1b[C": "b", "\x1b[1;2D": "A", "\x1b[1;2C": "B"}
 _KEYS: dict[RatingMode, dict[str, tuple[str, int | None]]] = {

@@ -23,7 +23,7 @@ from hermes.safety.text import printable
 from hermes.store import Reader
 
 if TYPE_CHECKING:
-    from hermes.cli.rating.command import VerdictOptions
+    from hermes.cli.rating.options import VerdictOptions
 
 _EVIDENCE = (PreferenceSource.CHOICE, PreferenceSource.RATING, PreferenceSource.RETRY)
 

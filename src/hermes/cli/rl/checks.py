@@ -1,4 +1,4 @@
-"""`hermes rl preflight | doctor`: whether a run will learn, and why one does not."""
+"""`hermes rl test | preflight | doctor`: whether a run will learn, and why one does not."""
 
 from __future__ import annotations
 
@@ -61,6 +61,15 @@ def check_signal(config: Config, resolved: Resolved) -> None:
             "warm-start it on examples first (hermes train sft --name warm, then --set start_from=warm; "
             "'hermes quickstart' shows the whole way), make the task easier, or add --no-preflight",
         )
+
+
+@click.command(hidden=True)
+@model_options(PreflightOptions)
+@json_option
+@stored_variables
+def test(options: PreflightOptions, as_json: bool) -> None:
+    """The same as `hermes rl preflight --model`, with three models unless some are named."""
+    _test_models(options, as_json)
 
 
 def _test_models(options: PreflightOptions, as_json: bool) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences
+from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _run_argument = click.argument("run_id", metavar="[RUN]", required=False)
 
 
-_FORMER = {"runs": ("status", "--all"), "diff": ("results",), "test": ("preflight",)}
+_FORMER = {"runs": ("status", "--all"), "diff": ("results",)}
 """Former command → its words now."""
 
 
@@ -59,7 +59,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (preflight, doctor, alerts, plan, sweep, weights, serve):
+for _command in (test, preflight, doctor, alerts, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 

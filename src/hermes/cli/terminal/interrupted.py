@@ -35,6 +35,7 @@ STOPPED: dict[str, str] = {
     "api in memory": "groups that no trainer fetched are gone; --state-dir DIR keeps them",
     "engine fleet": "the servers keep their adapters; the same command uses them again",
     "engine serve": "checkpoints are kept; clients resume from them once the same command runs again",
+    "record serve": "every answered call is a step of the store; clients need the gateway again to go on",
     "reward serve": "scores are not stored; the same command serves the model again",
     "rl serve": "weights are kept; the same command serves them again",
     "web": "ratings and runs are kept, and runs continue; its own jobs end; the same command serves it again",

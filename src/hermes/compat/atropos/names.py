@@ -78,8 +78,6 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
     "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},
-    "envs.server_handling.trl_vllm_server": {**_SERVER_NAMES, "TrlVllmServer": _ENGINES},
-    "envs.server_handling.server_harness": {"ServerHarness": "hermes.envs.servers.manager:"},
     "envs.reward_fns": _same(f"{_REWARDS}:", "RewardFunction", "registry", "CombinedReward"),
     "envs.reward_fns.registry": _same(f"{_REWARDS}:", "registry", "RewardRegistry"),
     "envs.reward_fns.reward_function": _same(f"{_REWARDS}:", "RewardFunction"),

@@ -172,7 +172,7 @@ class _ReportedError(Exception):
 
 
 def _sentences(report: WorkerReport, package: str, python: Path) -> tuple[str, str]:
-    """What went wrong with loading a package, and what to do; the hint may be empty."""
+    """The problem with loading a package, and the fix; the hint may be empty."""
     text = report.text()
     if report.kind == "no verifiers":
         return f"{text}.", install_hint()

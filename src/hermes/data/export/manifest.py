@@ -65,6 +65,10 @@ def write(path: Path, facts: JSONObject) -> None:
 def read(path: Path) -> JSONObject:
     try:
         manifest: JSONObject = parse_object(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no export: {path} does not exist", "name the --output that it was written with"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}", "export again") from error
     return manifest

@@ -26,7 +26,7 @@ FACTS = (
     Column("run_id", "string", "the run it belongs to"),
     Column("task_id", "string", "the task"),
     Column("parent_id", "string", "the trajectory it derives from"),
-    Column("relation", "string", "what it is to its parent: retry, continued, compressed, delegate"),
+    Column("relation", "string", "what it is to its parent: retry, continued, compressed, delegate, side"),
     Column("created_at_ms", "int64", "Unix time of the start"),
     Column("reward", "double", "the latest"),
     Column("rating", "double", "the latest, on the 1 to 5 scale"),

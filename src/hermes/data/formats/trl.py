@@ -55,7 +55,9 @@ def write_prompt_completion(example: Example, calls: ToolCallStyle) -> Iterator[
 
 def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
     if pair.chosen_unseen or pair.rejected_unseen:
-        raise UnfitError("a later call of its turn was not shown the thinking of an earlier one")
+        raise UnfitError(
+            "a later call of its turn was not shown the thinking of an earlier one; --thinking all takes it"
+        )
     yield preference_row(pair, calls)
 
 

@@ -183,7 +183,7 @@ class RowSource:
         return replace(pair, prompt=left.messages, tools=left.tools)
 
     def _context(self, example: Example, start: int) -> ModelInput:
-        """What was before the message at `start` when the model wrote it."""
+        """The messages before the one at `start` when the model wrote it."""
         recorded = ModelInput(example.before(start), example.tools)
         step = conversation_steps(example)[start]
         if not self.as_seen or step.kind is not StepKind.MODEL:

@@ -36,6 +36,9 @@ COMPACTED = Outcome(StopReason.CONTEXT_FULL, Boundary.LIMIT, detail="the client 
 """The end of a path in the middle of its work."""
 
 
+_LAST_MS = 1 << 47
+
+
 class Ref(NamedTuple):
     """An entry's place in its file."""
 
@@ -162,14 +165,14 @@ def _image(part: JSONObject) -> str | None:
 
 def milliseconds(value: object) -> int:
     """Unix milliseconds of an ISO time, of seconds or of milliseconds; 0 if it is none of them."""
-    if isinstance(value, bool):
-        return 0
-    if isinstance(value, int | float):
-        return max(0, int(value if value > 1e11 else value * 1000))
-    try:
-        return max(0, int(datetime.fromisoformat(str(value)).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        return 0
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = value if value > 1e11 else value * 1000
+    else:
+        try:
+            number = datetime.fromisoformat(str(value)).timestamp() * 1000
+        except (ValueError, OverflowError):
+            return 0
+    return int(number) if 0 < number < _LAST_MS else 0
 
 
 def as_object(value: object) -> JSONObject:

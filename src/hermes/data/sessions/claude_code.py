@@ -125,7 +125,7 @@ class _Tree:
                 notes.problem(number, f"a line of type '{kind}' without a message")
                 self._by_uuid[uuid] = parent
             else:
-                self._message(line, uuid, parent, message)
+                self._message(line, uuid, parent, message, number, notes)
         else:
             notes.ignored[str(kind)] += 1
             self._by_uuid[uuid] = parent
@@ -141,7 +141,9 @@ class _Tree:
         self._by_uuid[uuid] = len(self._nodes)
         self._nodes.append(node)
 
-    def _message(self, line: PlacedLine, uuid: str, parent: int, message: JSONObject) -> None:
+    def _message(
+        self, line: PlacedLine, uuid: str, parent: int, message: JSONObject, number: int, notes: Notes
+    ) -> None:
         row, sidechain = line.row, bool(line.row.get("isSidechain"))
         blocks = message["content"] if isinstance(message["content"], list) else []
         if row["type"] == "assistant":
@@ -154,27 +156,34 @@ class _Tree:
                     )
                 return
             answer = (str(message.get("id") or uuid), sidechain)
-            place = self._by_answer.get(answer)
-            if place is None:
-                place = self._by_answer[answer] = len(self._nodes)
+            index = self._by_answer.get(answer)
+            if index is None:
+                index = self._by_answer[answer] = len(self._nodes)
                 self._append(_Node(_ref(line, uuid, answer=True), parent, sidechain=sidechain), uuid)
             else:
-                node = self._nodes[place]
+                node = self._nodes[index]
                 node.ref = _joined(node.ref, line, uuid)
-                self._by_uuid[uuid] = place
+                self._by_uuid[uuid] = index
             for block in blocks:
                 if isinstance(block, dict) and block.get("type") == "tool_use":
-                    self._by_call[str(block.get("id"))] = place
+                    self._by_call[str(block.get("id"))] = index
             return
         results = {
-            place: name
-            for place, block in enumerate(blocks)
+            position: name
+            for position, block in enumerate(blocks)
             if isinstance(block, dict) and (name := _result_of(block)) is not None
         }
         owner = next((self._by_call[name] for name in results.values() if name in self._by_call), None)
+        if results and owner is None:
+            notes.problem(number, "a result of a call that is not in the file")
+            if len(results) == len(blocks):
+                self._by_uuid[uuid] = parent
+                return
         if owner is not None:
-            for place, name in results.items():
-                ref = Ref(f"{uuid}:{place}", _at_ms(row), (line.place, place), line.size_bytes, link=name)
+            for position, name in results.items():
+                ref = Ref(
+                    f"{uuid}:{position}", _at_ms(row), (line.place, position), line.size_bytes, link=name
+                )
                 self._nodes[owner].results.append(ref)
             self._by_uuid[uuid] = owner
             if len(results) == len(blocks):
@@ -186,8 +195,8 @@ class _Tree:
         self._append(node, uuid)
 
     def paths(self, call: tuple[str, ...]) -> Iterator[SessionPath]:
-        """One for each leaf, in the order of the leaves in the file. `call`: what started this sub-agent."""
-        for index, node in enumerate(self._nodes):
+        """One for each leaf, those of sub-agents last. `call`: what started the session, if it is of one."""
+        for index, node in sorted(enumerate(self._nodes), key=lambda item: item[1].sidechain):
             if node.has_child or node.boundary:
                 continue
             chain = []
@@ -234,7 +243,7 @@ def _joined(ref: Ref, line: PlacedLine, uuid: str) -> Ref:
 
 def _load(file: SessionFile, ref: Ref) -> Entry:
     if ref.answer:
-        return _answer([as_object(file.row(place).get("message")) for place in ref.places])
+        return _answer([as_object(file.row(index).get("message")) for index in ref.places])
     row = file.row(ref.places[0])
     content: Any = as_object(row.get("message")).get("content")
     if len(ref.places) == 1:
@@ -258,8 +267,8 @@ def _load(file: SessionFile, ref: Ref) -> Entry:
 
 def _answer(messages: list[JSONObject]) -> Entry:
     blocks: list[JSONObject] = []
-    for message in messages:
-        content = message.get("content")
+    for line in messages:
+        content = line.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
         blocks += [part for part in parts if isinstance(part, dict)]
     message = assistant(

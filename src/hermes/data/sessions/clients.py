@@ -82,8 +82,8 @@ def default_places(name: str, environment: Mapping[str, str] | None = None) -> l
     """The places of a client, or with `auto` of all, that exist."""
     clients = CLIENTS.values() if name == AUTO else (CLIENTS[name],)
     values = os.environ if environment is None else environment
-    places = (place for client in clients for place in client.places(values, Path.home()))
-    return [place for place in places if place.exists()]
+    places = (path for client in clients for path in client.places(values, Path.home()))
+    return [path for path in places if path.exists()]
 
 
 def sources(name: str, paths: list[Path], notes: dict[Path, Notes]) -> Iterator[SessionSource]:
@@ -95,10 +95,11 @@ def sources(name: str, paths: list[Path], notes: dict[Path, Notes]) -> Iterator[
     for path in paths:
         if not path.exists():
             raise UsageError(f"no such file: {path}", "name a session file, a database, or a folder of them")
-        root = path if path.is_dir() else path.parent
-        for file in _files(path):
+        named = path.resolve()  # a link that is named itself leads where it leads
+        root = named if named.is_dir() else named.parent
+        for file in _files(named):
             chosen = CLIENTS.get(name)
-            if chosen is not None and (file == path or _may_be(chosen, file)):
+            if chosen is not None and (file == named or _may_be(chosen, file)):
                 yield SessionSource(chosen, root, file)
             elif chosen is None:
                 try:

@@ -152,7 +152,7 @@ class _Thread:
             self._refs.append(ref)
 
     def _spawned(self, item: JSONObject) -> str | None:
-        if item.get("call_id") not in self._spawns or not isinstance(item.get("output"), str):
+        if str(item.get("call_id")) not in self._spawns or not isinstance(item.get("output"), str):
             return None
         try:
             return str(json.loads(item["output"])["agent_id"])
@@ -204,7 +204,7 @@ def _load(file: SessionFile, thread: _Thread, ref: Ref) -> Entry:
         return Entry(Message.system(str(text or "")))
     if not ref.answer:
         return _entry([payload])
-    rows = [row, *(file.row(place) for place in ref.places[1:])]
+    rows = [row, *(file.row(index) for index in ref.places[1:])]
     items = [as_object(line.get("payload")) or line for line in rows]
     used: JSONObject = {}
     for item in items:

@@ -26,7 +26,13 @@ class SessionDatabase:
         return frozenset(row[0] for row in rows)
 
     def rows(self, query: str, *values: str | int) -> Iterator[JSONObject]:
-        return (dict(row) for row in self._connection.execute(query, values))
+        return (
+            {
+                name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+                for name, value in zip(row.keys(), row, strict=True)
+            }
+            for row in self._connection.execute(query, values)
+        )
 
     def row(self, table: str, rowid: int) -> JSONObject:
         """KeyError: it is gone."""

@@ -44,9 +44,10 @@ _ROLES = frozenset(Role)
 
 def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
     with opened(root, path, notes) as database:
-        sessions = list(database.rows("SELECT rowid, * FROM sessions ORDER BY started_at, id"))
-        ends = {str(row["id"]): str(row.get("end_reason")) for row in sessions}
-        for row in sessions:
+        query = "SELECT id, end_reason FROM sessions ORDER BY started_at, id"
+        ends = {str(row["id"]): str(row["end_reason"]) for row in database.rows(query)}
+        for name in ends:
+            row = next(database.rows("SELECT * FROM sessions WHERE id = ?", name))
             yield Session(
                 id=str(row["id"]),
                 agent=AGENT,

@@ -75,16 +75,16 @@ class SessionFile:
             yield PlacedLine(len(self._offsets) - 1, line.row, len(data))
             self._file.seek(offset)
 
-    def row(self, place: int) -> JSONObject:
+    def row(self, index: int) -> JSONObject:
         """BadRowError: the file has changed since its lines were placed."""
-        self._file.seek(self._offsets[place])
-        row = parse_line(self._numbers[place], self._file.readline(MAX_LINE_BYTES + 1)).row
+        self._file.seek(self._offsets[index])
+        row = parse_line(self._numbers[index], self._file.readline(MAX_LINE_BYTES + 1)).row
         if row is None:
             raise BadRowError("the file was changed while it was read")
         return row
 
-    def number(self, place: int) -> int:
-        return self._numbers[place]
+    def number(self, index: int) -> int:
+        return self._numbers[index]
 
     def close(self) -> None:
         self._file.close()

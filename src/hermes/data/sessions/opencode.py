@@ -39,7 +39,8 @@ _ENDED = ("completed", "error")
 
 def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
     with opened(root, path, notes) as database:
-        for row in list(database.rows("SELECT rowid, * FROM session ORDER BY time_created, id")):
+        for name in [row["id"] for row in database.rows("SELECT id FROM session ORDER BY time_created, id")]:
+            row = next(database.rows("SELECT * FROM session WHERE id = ?", name))
             yield Session(
                 id=str(row["id"]),
                 agent=AGENT,
@@ -65,13 +66,13 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
         " p.id AS part_name, p.data AS part, length(p.data) AS size FROM message m LEFT JOIN part p"
         " ON p.message_id = m.id WHERE m.session_id = ? ORDER BY m.time_created, m.id, p.id"
     )
-    for place, rows in groupby(database.rows(query, str(session["id"])), key=lambda row: int(row["at"])):
+    for row_id, rows in groupby(database.rows(query, str(session["id"])), key=lambda row: int(row["at"])):
         parts = list(rows)
         try:
             message = parsed(parts[0]["message"])
-            contents = [parsed(row["part"]) for row in parts if row["part"] is not None]
+            contents = [{} if row["part"] is None else parsed(row["part"]) for row in parts]
         except ValueError as error:
-            notes.problem(place, f"a message that cannot be read: {error}")
+            notes.problem(row_id, f"a message that cannot be read: {error}")
             continue
         if any(part.get("type") == "compaction" for part in contents):
             cut = COMPACTED if refs and not refs[-1].answer else None
@@ -84,12 +85,14 @@ def _paths(database: SessionDatabase, session: JSONObject, notes: Notes) -> list
 
 def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) -> Iterator[Ref]:
     """A question is one entry; an answer is one for each of its model calls, and one for each result."""
-    name, place, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), int(rows[0]["at_ms"])
+    name, row_id, at_ms = str(rows[0]["name"]), int(rows[0]["at"]), milliseconds(rows[0]["at_ms"])
     if message.get("role") != "assistant":
-        yield Ref(name, at_ms, (place,), sum(int(row["size"] or 0) for row in rows))
+        yield Ref(name, at_ms, (row_id,), sum(int(row["size"] or 0) for row in rows))
         return
     steps: list[list[int]] = [[]]
     for index, part in enumerate(parts):
+        if not part:
+            continue
         if part.get("type") == "step-start" and steps[-1]:
             steps.append([])
         steps[-1].append(index)
@@ -98,17 +101,17 @@ def _refs(rows: list[JSONObject], message: JSONObject, parts: list[JSONObject]) 
             continue
         members = [rows[index] for index in step]
         places = tuple(int(row["part_at"]) for row in members)
-        size_bytes = sum(int(row["size"]) for row in members)
+        size_bytes = sum(int(row["size"] or 0) for row in members)
         copied = message.get("summary") is True
         key = str(members[-1]["part_name"])
-        yield Ref(f"{name}:{key}", at_ms, (place, *places), size_bytes, answer=not copied, copied=copied)
+        yield Ref(f"{name}:{key}", at_ms, (row_id, *places), size_bytes, answer=not copied, copied=copied)
         for index in step:
             state = as_object(parts[index].get("state"))
             if state.get("status") in _ENDED:
                 link = as_object(state.get("metadata")).get("sessionId")
                 part_name, part_at = str(rows[index]["part_name"]), int(rows[index]["part_at"])
                 link_name = str(link) if link else None
-                yield Ref(f"{part_name}:result", at_ms, (place, part_at), 0, copied=copied, link=link_name)
+                yield Ref(f"{part_name}:result", at_ms, (row_id, part_at), 0, copied=copied, link=link_name)
 
 
 def _outcome(message: JSONObject) -> Outcome | None:
@@ -129,7 +132,7 @@ def _load(database: SessionDatabase, ref: Ref) -> Entry:
     if len(ref.places) == 1:
         rows = database.rows("SELECT data FROM part WHERE message_id = ? ORDER BY id", str(row["id"]))
         return _question([parsed(part["data"]) for part in rows])
-    parts = [parsed(database.row("part", place)["data"]) for place in ref.places[1:]]
+    parts = [parsed(database.row("part", row_id)["data"]) for row_id in ref.places[1:]]
     answer = assistant(
         (str(part.get("text") or "") for part in parts if part.get("type") == "text"),
         (str(part.get("text") or "") for part in parts if part.get("type") == "reasoning"),

@@ -1,7 +1,7 @@
 """Sessions into the store: each path once, whole or not at all, and of a session that grew only what is new.
 
-What a trajectory holds of a session is in its `config`: the keys of its own entries, shortened. A path is
-compared with them. It goes on where the stored ones end, in a trajectory that has what was before as input
+The `config` of a trajectory has the keys of the entries that it added, shortened; a path is compared with
+them. It goes on where the stored ones end, in a trajectory that has what was before as input
 and names its parent; so forks, copies of a session in another file and a second import double nothing.
 What no
 model has answered yet, and an answer that may still get more calls, are left for the next import.
@@ -38,7 +38,7 @@ from hermes.store import Reader, Record, sqlite
 
 MAX_TRAJECTORY_BYTES = 16 << 20
 """A longer path becomes several trajectories; those after the first have no history."""
-_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError, *sqlite.errors())
+_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _SETTLED_BYTES = 16 << 20
 _REST_MS = 600_000
 """Of a session that has not changed for so long, an unfinished answer is all that there will be."""
@@ -132,25 +132,25 @@ class SessionImport:
     ) -> int:
         """Stores the path's entries from `start` as one trajectory; the position after the last of them."""
         end = start + _fitting(path.refs[start:])
-        own = self._load(session, path.refs[start:end])
+        new = self._load(session, path.refs[start:end])
         outcome = path.outcome if end == len(path.refs) else None
         if outcome is None:
-            own = _finished(own, at_rest=end < len(path.refs) or session.updated_ms < self._resting_ms)
-        if not any(loaded.entry.call is not None for loaded in own):
+            new = _finished(new, at_rest=end < len(path.refs) or session.updated_ms < self._resting_ms)
+        if not any(loaded.entry.call is not None for loaded in new):
             return start
-        end = path.refs.index(own[-1].ref, start) + 1
+        end = path.refs.index(new[-1].ref, start) + 1
         before = path.refs[:start]
         if sum(ref.size_bytes for ref in before) > MAX_TRAJECTORY_BYTES:
             before = ()
         history = self._load(session, before)
         keys = [_short(ref.key) for ref in path.refs[start:end]]
-        header = _header(session, own, trajectory_id, self.run_id, keys)
+        header = _header(session, new, trajectory_id, self.run_id, keys)
         header = replace(header, parent_id=parent, relation=relation)
         self._own[trajectory_id] = keys
-        record = _record(header, history, own, outcome)
-        line = Line(session.line(own[0].ref), None, None)
+        record = _record(header, history, new, outcome)
+        line = Line(session.line(new[0].ref), None, None)
         self.storing.add(NumberedRow(session.file, line), record)
-        self._waiting_bytes += sum(loaded.ref.size_bytes for loaded in (*history, *own))
+        self._waiting_bytes += sum(loaded.ref.size_bytes for loaded in (*history, *new))
         if self._waiting_bytes > _SETTLED_BYTES:
             self.storing.settle()
             self._waiting_bytes = 0
@@ -158,12 +158,13 @@ class SessionImport:
 
     def _load(self, session: Session, refs: Sequence[Ref]) -> list[_Loaded]:
         loaded = []
+        unreadable: tuple[type[Exception], ...] = (*_UNREADABLE, *sqlite.errors())
         for ref in refs:
             try:
                 loaded.append(_Loaded(ref, session.load(ref)))
-            except _UNREADABLE as error:
-                why = f"not a message of {session.agent}: {type(error).__name__} {error}"
-                problem = ImportProblem(session.file, session.line(ref), why)
+            except unreadable as error:
+                reason = f"not a message of {session.agent}: {type(error).__name__} {error}"
+                problem = ImportProblem(session.file, session.line(ref), reason)
                 if problem not in self.done.problems[-len(refs) :]:
                     self.done.problems.append(problem)
         return loaded
@@ -195,14 +196,14 @@ def _fitting(refs: Sequence[Ref]) -> int:
     return len(refs)
 
 
-def _finished(own: list[_Loaded], *, at_rest: bool) -> list[_Loaded]:
+def _finished(new: list[_Loaded], *, at_rest: bool) -> list[_Loaded]:
     """Without the questions at the end, and without a last answer of which more may come."""
-    last = max((index for index, loaded in enumerate(own) if loaded.entry.call is not None), default=0)
-    if own and not at_rest and _is_open(own[last].entry):
-        own = own[:last]
-    while own and not _ends(own[-1].entry):
-        own = own[:-1]
-    return own
+    last = max((index for index, loaded in enumerate(new) if loaded.entry.call is not None), default=0)
+    if new and not at_rest and _is_open(new[last].entry):
+        new = new[:last]
+    while new and not _ends(new[-1].entry):
+        new = new[:-1]
+    return new
 
 
 def _is_open(entry: Entry) -> bool:
@@ -219,7 +220,7 @@ def _ends(entry: Entry) -> bool:
 
 
 def _header(
-    session: Session, own: Sequence[_Loaded], trajectory_id: str, run_id: str | None, keys: list[str]
+    session: Session, new: Sequence[_Loaded], trajectory_id: str, run_id: str | None, keys: list[str]
 ) -> Header:
     facts: JSONObject = {"agent": session.agent}
     if session.version:
@@ -230,8 +231,8 @@ def _header(
     return Header(
         id=trajectory_id,
         source=Source.IMPORT,
-        model=next(loaded.entry.call.model for loaded in own if loaded.entry.call),
-        created_at_ms=own[0].ref.at_ms,
+        model=next(loaded.entry.call.model for loaded in new if loaded.entry.call),
+        created_at_ms=new[0].ref.at_ms,
         session_id=session.id,
         run_id=run_id,
         config=config,
@@ -240,10 +241,10 @@ def _header(
 
 
 def _record(
-    header: Header, history: Sequence[_Loaded], own: Sequence[_Loaded], outcome: Outcome | None
+    header: Header, history: Sequence[_Loaded], new: Sequence[_Loaded], outcome: Outcome | None
 ) -> Record:
     items = [(loaded, True) for loaded in history]
-    items += [(loaded, loaded.ref.copied) for loaded in own]
+    items += [(loaded, loaded.ref.copied) for loaded in new]
     names: dict[str | None, str] = {}
     order: dict[str | None, int] = {}
     for loaded, _ in items:

@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the options of `hermes engine serve` stand for on this machine."""
+    """The options of `hermes engine serve`, resolved on this machine."""
 
     engine: EngineOptions
     names: tuple[str, ...]

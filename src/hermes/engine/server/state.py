@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, checkpoints, policies, sessions and pending futures."""
+"""The state that the endpoints share: the engine, checkpoints, policies, sessions and pending futures."""
 
 from __future__ import annotations
 

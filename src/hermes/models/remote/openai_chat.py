@@ -169,8 +169,10 @@ class StreamMerger:
 
     def result(self) -> JSONObject | None:
         """The whole response, or None if the stream was cut off."""
-        if not self._choice.get("finish_reason"):
-            return None
+        return self.partial() if self._choice.get("finish_reason") else None
+
+    def partial(self) -> JSONObject:
+        """What has arrived of the response."""
         message = {**self._message, **({"tool_calls": self._calls} if self._calls else {})}
         return {**self._top, "object": "chat.completion", "choices": [{**self._choice, "message": message}]}
 

@@ -90,7 +90,7 @@ def _run_stages(act: Act[FeedbackRecipe]) -> FeedbackOutcome:
 
 
 def picture(outcome: FeedbackOutcome) -> str:
-    """What the rule likes, as shares of the held-out answers before and after."""
+    """The properties that the rule likes, as shares of the held-out answers before and after."""
     parts = (("figure_first", "figure first"), ("short", "at most 10 words"), ("polite", "polite"))
     before, after = outcome.base.summary(outcome.base), outcome.trained.summary(outcome.base)
     rows = [

@@ -64,7 +64,7 @@ class FeedbackRecipe:
 CPU = FeedbackRecipe(
     questions=24, held_out=24, samples=2, dpo_steps=6, dpo_rate=1e-3, batch=12, evaluations=2
 )
-"""What five minutes are enough for."""
+"""The sizes that five minutes are enough for."""
 FAST = replace(CPU, questions=8, held_out=4, dpo_steps=2, batch=4, answer_tokens=16, evaluations=4)
 """Every stage once, too briefly to learn."""
 CUDA = FeedbackRecipe(

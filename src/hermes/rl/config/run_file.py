@@ -79,7 +79,7 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
 
 
 def train_values(path: Path) -> dict[str, Any]:
-    """What the file says for `hermes train grpo`, by the fields of `RlOptions`."""
+    """The values of the file for `hermes train grpo`, by the fields of `RlOptions`."""
     file = read_run_file(path)
     values = trainer_values(file.values)
     offpolicy_batches = file.values.get("env.max_batches_offpolicy")

@@ -52,6 +52,7 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
         "run": _Column("t.run_id", False),
         "task": _Column("t.task_id", False),
         "session": _Column("t.session_id", False),
+        "agent": _Column("t.metadata ->> '$.agent'", False),
         "sample": _Column("t.sample_index", True),
         "outcome": _Column("coalesce(o.stop_reason, 'running')", False),
         "reward": _Column(LATEST_REWARD, True, "rewards", "value"),

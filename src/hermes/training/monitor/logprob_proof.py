@@ -93,7 +93,7 @@ class LogprobSpread:
 
 @dataclass(frozen=True, slots=True)
 class NoiseLimits:
-    """What rounding explains."""
+    """The gap that rounding explains."""
 
     unit: float
 

@@ -70,7 +70,7 @@ def source_commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What Git prints; None: there is no Git, or the folder is in no repository."""
+    """The text that Git prints; None: there is no Git, or the folder is in no repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],

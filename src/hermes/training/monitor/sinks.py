@@ -222,7 +222,7 @@ class Sinks:
             self._try(sink, partial(sink.rewind, step))
 
     def flush(self) -> None:
-        """What was written to the store is durable when this returns."""
+        """Rows that were written to the store are durable when this returns."""
         for sink in self._sinks:
             if isinstance(sink, StoreSink):
                 self._try(sink, sink.flush)

@@ -155,9 +155,7 @@ def pair_examples(
         elif not chosen.trained_tokens or not rejected.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            sort_in(
-                split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, limits.eval_share
-            )
+            sort_in(split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, limits)
     check_enough(split, "pairs", limits.min_rows)
     return split
 
@@ -184,9 +182,7 @@ def unpaired_examples(
         elif not completion.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            sort_in(
-                split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, limits.eval_share
-            )
+            sort_in(split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, limits)
     check_enough(split, "rated answers", limits.min_rows)
     liked = sum(row.desirable for row in split.train)
     if liked in (0, len(split.train)):

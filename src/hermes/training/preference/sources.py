@@ -30,7 +30,7 @@ _HINT = "a row has prompt, chosen and rejected; or prompt, completion and label:
 _GOOD, _BAD = 4.0, 2.0
 """A rating of at least _GOOD is a good one, of at most _BAD a bad one."""
 _CREATED = re.compile(r"@\d+(\.\d+)?$")
-"""What an engine adds to a checkpoint's path in its versions: when the weights were written."""
+"""The suffix that an engine adds to a checkpoint's path in its versions: when the weights were written."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PreferenceData:
     rated: Sequence[RatedCompletion] = ()
     left_out: Counter[str] = field(default_factory=Counter)
     policies: frozenset[str] = frozenset()
-    """What gave the answers, where it is known: tinker:// paths of weights, names of policies."""
+    """The policies that gave the answers, where known: tinker:// paths of weights, names of policies."""
 
 
 def from_files(paths: Sequence[Path]) -> PreferenceData:

@@ -212,6 +212,7 @@ def _sorted_relatives(head: TrajectoryHead, relatives: list[Summary]) -> dict[st
         "parent": [],
         "siblings": [],
         "sub-agents": [],
+        "side calls": [],
         "compressed": [],
         "retries": [],
     }
@@ -220,6 +221,8 @@ def _sorted_relatives(head: TrajectoryHead, relatives: list[Summary]) -> dict[st
             groups["parent"].append(summary)
         elif summary.relation == Relation.DELEGATE.value and summary.parent_id == header.id:
             groups["sub-agents"].append(summary)
+        elif summary.relation == Relation.SIDE.value:
+            groups["side calls"].append(summary)
         elif summary.relation == Relation.COMPRESSED.value:
             groups["compressed"].append(summary)
         elif summary.relation in (Relation.RETRY.value, Relation.CONTINUED.value):

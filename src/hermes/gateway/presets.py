@@ -1,0 +1,187 @@
+"""How each client is pointed at the gateway: variables, words on its command line, a folder of its own.
+
+A client is recognised by the name of its program. Any other program gets the variables that the SDKs of
+OpenAI and Anthropic, and litellm, read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hermes.core import JSONObject
+
+LOCAL_KEY = "hermes-recording"
+"""The key of clients whose provider's key the gateway has."""
+_CODEX_KEY = "HERMES_RECORDING_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a client is pointed at."""
+
+    url: str
+    """Without /v1."""
+    model: str | None = None
+    own_key: bool = True
+    """False: the provider's key is the gateway's, and the client gets a local one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a command is started."""
+
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+Prepare = Callable[[tuple[str, ...], Target, Mapping[str, str], Path], Launch]
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    agent: str
+    """The fact `agent` of its trajectories."""
+    programs: tuple[str, ...]
+    prepare: Prepare
+
+
+def general_variables(target: Target) -> dict[str, str]:
+    """What SDKs read."""
+    openai = f"{target.url}/v1"
+    variables = {
+        "OPENAI_BASE_URL": openai,
+        "OPENAI_API_BASE": openai,
+        "ANTHROPIC_BASE_URL": target.url,
+        "ANTHROPIC_API_BASE": target.url,
+    }
+    if not target.own_key:
+        variables |= {"OPENAI_API_KEY": LOCAL_KEY, "ANTHROPIC_API_KEY": LOCAL_KEY}
+    return variables
+
+
+def _general(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    return Launch(command, general_variables(target))
+
+
+def _claude(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    variables = {"ANTHROPIC_BASE_URL": target.url}
+    if not target.own_key:
+        variables |= {"ANTHROPIC_AUTH_TOKEN": LOCAL_KEY, "ANTHROPIC_API_KEY": ""}
+    if target.model:
+        variables |= {"ANTHROPIC_MODEL": target.model, "ANTHROPIC_SMALL_FAST_MODEL": target.model}
+    return Launch(command, variables)
+
+
+def _codex(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    login = "requires_openai_auth=true"  # the account that the user signed in with
+    if not target.own_key:
+        login = f'env_key="{_CODEX_KEY}"'
+    elif environ.get("OPENAI_API_KEY"):
+        login = 'env_key="OPENAI_API_KEY"'
+    provider = f'{{name="recorded",base_url="{target.url}/v1",wire_api="responses",{login}}}'
+    words = ["-c", "model_provider=recorded", "-c", f"model_providers.recorded={provider}"]
+    words += ["-m", target.model] if target.model else []
+    return Launch((command[0], *words, *command[1:]), {_CODEX_KEY: LOCAL_KEY})
+
+
+def _opencode(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    base = f"{target.url}/v1"
+    names = ("openai", "anthropic")
+    content: JSONObject = _object(environ.get("OPENCODE_CONFIG_CONTENT", ""))
+    providers = {**content.get("provider", {}), **{name: {"options": {"baseURL": base}} for name in names}}
+    if target.model:
+        providers["recorded"] = {
+            "npm": "@ai-sdk/openai-compatible",
+            "name": "recorded",
+            "options": {"baseURL": base, "apiKey": LOCAL_KEY},
+            "models": {target.model: {"name": target.model}},
+        }
+        model = f"recorded/{target.model}"
+        content |= {"model": model, "small_model": model}
+    content["provider"] = providers
+    return Launch(command, {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
+
+
+def _pi(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    """pi reads a folder: the user's own, with one file in its place."""
+    home = Path(environ.get("PI_CODING_AGENT_DIR") or Path(environ.get("HOME", "~")) / ".pi" / "agent")
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "sessions").mkdir(exist_ok=True)
+    for path in home.iterdir():
+        if path.name != "models.json":
+            (scratch / path.name).symlink_to(path)
+    models = _object((home / "models.json").read_text("utf-8") if (home / "models.json").is_file() else "")
+    providers = models.get("providers") or {}
+    for name, base in (("anthropic", target.url), ("openai", f"{target.url}/v1")):
+        providers[name] = {**providers.get(name, {}), "baseUrl": base}
+    words: tuple[str, ...] = ()
+    if target.model:
+        providers["recorded"] = {
+            "baseUrl": f"{target.url}/v1",
+            "api": "openai-completions",
+            "apiKey": LOCAL_KEY,
+            "models": [{"id": target.model}],
+        }
+        words = ("--provider", "recorded", "--model", target.model)
+    (scratch / "models.json").write_text(json.dumps({**models, "providers": providers}), "utf-8")
+    return Launch((command[0], *words, *command[1:]), {"PI_CODING_AGENT_DIR": str(scratch)})
+
+
+def _litellm(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
+    words = ("--model", f"openai/{target.model}") if target.model else ()
+    return Launch((command[0], *words, *command[1:]), general_variables(target))
+
+
+PRESETS = (
+    Preset("claude-code", ("claude",), _claude),
+    Preset("codex", ("codex",), _codex),
+    Preset("opencode", ("opencode",), _opencode),
+    Preset("pi", ("pi",), _pi),
+    Preset("aider", ("aider",), _litellm),
+    Preset("mini-swe-agent", ("mini", "mini-swe-agent"), _litellm),
+)
+_NO_PROXY = "127.0.0.1"
+
+
+def preset_of(program: str) -> Preset | None:
+    name = Path(program).name
+    return next((preset for preset in PRESETS if name in preset.programs), None)
+
+
+def prepare(command: Sequence[str], target: Target, scratch: Path) -> Launch:
+    """The command as it is started; `scratch` is an empty folder that lives as long as it."""
+    preset = preset_of(command[0])
+    launch = (preset.prepare if preset else _general)(tuple(command), target, os.environ, scratch)
+    bypass = {
+        name: ",".join(filter(None, (os.environ.get(name), _NO_PROXY))) for name in ("NO_PROXY", "no_proxy")
+    }
+    return Launch(launch.command, {**launch.variables, **bypass})
+
+
+def _object(text: str) -> JSONObject:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+_BEGIN, _END = "# >>> hermes record >>>", "# <<< hermes record <<<"
+
+
+def shell_lines(programs: Sequence[str]) -> str:
+    """The lines of a shell's start file by which these programs are always recorded."""
+    functions = [f'{name}() {{ command hermes record -- {name} "$@"; }}' for name in programs]
+    return "\n".join([_BEGIN, *functions, _END]) + "\n"
+
+
+def with_lines(text: str, lines: str) -> str:
+    """The start file with these lines in place of those it has; without any if `lines` is empty."""
+    before, begin, rest = text.partition(_BEGIN)
+    if begin:
+        text = before + rest.partition(_END)[2].removeprefix("\n")
+    return text + ("\n" if text and not text.endswith("\n") and lines else "") + lines

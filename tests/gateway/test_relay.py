@@ -1,0 +1,222 @@
+"""Calls pass unchanged, and are recorded as what they were."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from hermes.config.load import Config
+from hermes.core import StepKind, StopReason
+from hermes.core.model_call import INTERRUPTED
+from hermes.gateway.journal import Recording
+from tests.gateway.conftest import gateway, stored
+from tests.gateway.requests import KEY, ROUTES, body_of, post
+from tests.gateway.scripted import Call, Reply, ScriptedProvider
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def provider() -> Iterator[ScriptedProvider]:
+    with ScriptedProvider() as scripted:
+        yield scripted
+
+
+def calls_on_disk(config: Config) -> int:
+    return sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("protocol", ROUTES)
+def test_bytes_and_headers_pass_unchanged(
+    config: Config, provider: ScriptedProvider, protocol: str, stream: bool
+) -> None:
+    sent = json.dumps(body_of(protocol, stream=stream, a_new_field={"b": 1}), indent=3).encode()
+    provider.script = lambda body: Reply("Hello  there", "Hm.", (Call("bash", '{"command":  "ls"}'),))
+    with gateway(config, provider.url) as recording:
+        for prefix in ("", "/v1", "/v1/v1"):
+            status, received, headers = post(
+                f"{recording.url}{prefix}/{ROUTES[protocol]}?beta=true",
+                sent,
+                authorization=f"Bearer {KEY}",
+                anthropic_beta="a-2025,b-2026",
+                x_new="7",
+            )
+            assert status == 200
+            assert received == provider.responses[-1]
+            asked = provider.requests[-1]
+            assert asked.body == sent
+            assert asked.path == f"/v1/{ROUTES[protocol]}?beta=true"
+            assert asked.headers["authorization"] == f"Bearer {KEY}"
+            assert asked.headers["anthropic-beta"] == "a-2025,b-2026"
+            assert asked.headers["x-new"] == "7"
+            assert stream or headers["x-provider"] == "scripted"
+    for trajectory in stored(config):
+        question, answer = trajectory.steps
+        assert question.message.content == "go 1"
+        assert answer.message.content == "Hello  there"
+        assert answer.message.reasoning == "Hm."
+        (call,) = answer.message.tool_calls
+        assert call.name == "bash" and call.parsed() == {"command": "ls"}
+        assert answer.call is not None and answer.call.usage.prompt == 100
+        assert answer.call.usage.output_tokens == 7 and answer.call.model == "scripted/model-1"
+    assert len(stored(config)) == 3
+    for path in config.home.rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes()
+
+
+def test_the_clients_key_is_not_stored_where_a_tool_prints_it(
+    config: Config, provider: ScriptedProvider
+) -> None:
+    body = body_of("chat", f"my key is {KEY} 1")
+    with gateway(config, provider.url) as recording:
+        post(f"{recording.url}/v1/chat/completions", body, authorization=f"Bearer {KEY}")
+        for path in config.home.rglob("*.jsonl"):
+            (call,) = [call for _, call in Recording(path).calls()]
+            assert KEY.encode() not in call.request and b"[REDACTED:CLIENT_KEY]" in call.request
+    (trajectory,) = stored(config)
+    assert "[REDACTED:CLIENT_KEY]" in trajectory.messages[0].content
+
+
+def test_unknown_routes_and_models_are_forwarded(config: Config, provider: ScriptedProvider) -> None:
+    with gateway(config, provider.url) as recording:
+        assert json.loads(post(f"{recording.url}/v1/some/new?x=1", {"a": 1})[1])["path"] == "/v1/some/new?x=1"
+        assert json.loads(post(f"{recording.url}/some/new", {"a": 1})[1])["path"] == "/some/new"
+        with urllib.request.urlopen(f"{recording.url}/v1/models") as response:
+            assert json.load(response)["data"][0]["id"] == "model-1"
+        assert post(f"{recording.url}/v1/messages/count_tokens", {"messages": []})[0] == 200
+        head = urllib.request.Request(recording.url, method="HEAD")
+        with urllib.request.urlopen(head) as response:
+            assert response.status == 200
+    assert not (config.home / "hermes.db").exists() or stored(config) == []
+
+
+def test_compressed_answers_pass_compressed_and_are_read(config: Config, provider: ScriptedProvider) -> None:
+    provider.script = lambda body: Reply("short", compressed=True)
+    with gateway(config, provider.url) as recording:
+        url = f"{recording.url}/v1/chat/completions"
+        _, data, headers = post(url, body_of("chat"), accept_encoding="gzip, br")
+        assert data == provider.responses[-1] and headers["content-encoding"] == "gzip"
+        assert provider.requests[-1].headers["accept-encoding"] == "gzip"
+    assert stored(config)[0].answer == "short"
+
+
+@pytest.mark.parametrize("protocol", ROUTES)
+def test_errors_are_recorded_as_attempts_of_the_answer(
+    config: Config, provider: ScriptedProvider, protocol: str
+) -> None:
+    statuses = [529, 429, 200, 503]
+    provider.script = lambda body: Reply("fine", status=statuses.pop(0))
+    with gateway(config, provider.url) as recording:
+        url = f"{recording.url}/v1/{ROUTES[protocol]}"
+        assert [post(url, body_of(protocol))[0] for _ in range(3)] == [529, 429, 200]
+        assert post(url, body_of(protocol, "another 2"))[0] == 503
+    answered, refused = stored(config)
+    assert answered.steps[-1].call is not None and answered.steps[-1].call.attempts == 3
+    assert answered.outcome is not None and answered.outcome.stop_reason is StopReason.COMPLETED
+    assert refused.outcome is not None and refused.outcome.error_type == "503"
+    assert refused.outcome.infrastructure and refused.turns == 0
+
+
+@pytest.mark.parametrize("protocol", ROUTES)
+def test_a_stream_that_is_cut_is_recorded_as_far_as_it_came(
+    config: Config, provider: ScriptedProvider, protocol: str
+) -> None:
+    cuts = [{"chat": 3, "messages": 4, "responses": 5}[protocol], None]
+    provider.script = lambda body: Reply("one two three", cut_after=cuts.pop(0))
+    with gateway(config, provider.url) as recording:
+        url = f"{recording.url}/v1/{ROUTES[protocol]}"
+        with pytest.raises(http.client.IncompleteRead):
+            post(url, body_of(protocol, stream=True))
+        assert post(url, body_of(protocol, stream=True))[0] == 200
+    cut, whole = stored(config)
+    assert cut.steps[-1].message.content == "one two "
+    assert cut.steps[-1].call is not None and cut.steps[-1].call.finish_reason == INTERRUPTED
+    assert cut.outcome is not None and cut.outcome.error_type == "cut"
+    assert whole.answer == "one two three" and whole.header.parent_id == cut.header.id
+
+
+def test_a_client_that_hangs_up_ends_the_call(config: Config, provider: ScriptedProvider) -> None:
+    gate = threading.Event()
+    provider.script = lambda body: Reply("one two three", gate=gate)
+    with gateway(config, provider.url) as recording:
+        parts = urlsplit(recording.url)
+        data = json.dumps(body_of("chat", stream=True)).encode()
+        with socket.create_connection((parts.hostname, parts.port)) as client:
+            head = f"POST {parts.path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+            client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+            client.recv(10)
+        wait_until(lambda: calls_on_disk(config))
+        gate.set()
+    (trajectory,) = stored(config)
+    assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
+
+
+def test_the_call_is_on_disk_before_the_client_has_its_end(
+    config: Config, provider: ScriptedProvider
+) -> None:
+    with gateway(config, provider.url) as recording:
+        for protocol, route in ROUTES.items():
+            for stream in (False, True):
+                before = calls_on_disk(config)
+                post(f"{recording.url}/{route}", body_of(protocol, stream=stream))
+                assert calls_on_disk(config) == before + 1
+
+
+@pytest.mark.parametrize("protocol", ROUTES)
+def test_errors_of_the_gateway_have_the_clients_own_form(
+    config: Config, provider: ScriptedProvider, protocol: str
+) -> None:
+    provider.script = lambda body: Reply(silent=True)
+    with gateway(config, provider.url, max_body_bytes=1000, timeout_s=0.3) as recording:
+        url = f"{recording.url}/v1/{ROUTES[protocol]}"
+        replies = [post(url, body_of(protocol, "x" * 5000)), post(url, body_of(protocol))]
+        assert post(url, b"{no json")[0] == 400
+    with gateway(config, "http://127.0.0.1:9") as recording:
+        replies.append(post(f"{recording.url}/v1/{ROUTES[protocol]}", body_of(protocol)))
+    assert [status for status, _, _ in replies] == [413, 504, 502]
+    for _, data, _ in replies:
+        content = json.loads(data)
+        assert content["error"]["message"]
+        assert (content.get("type") == "error") is (protocol == "messages")
+    kinds = [trajectory.outcome.error_type for trajectory in stored(config) if trajectory.outcome]
+    assert kinds == ["no response", "400", "no response"]
+
+
+def test_a_very_large_body_is_refused_without_being_held(config: Config, provider: ScriptedProvider) -> None:
+    with gateway(config, provider.url) as recording:
+        parts = urlsplit(recording.url)
+        connection = http.client.HTTPConnection(parts.netloc)
+        block = b" " * (1 << 20)
+        connection.request(
+            "POST",
+            f"{parts.path}/v1/messages",
+            (block for _ in range(200)),
+            {"content-length": str(200 << 20)},
+        )
+        response = connection.getresponse()
+        assert response.status == 413
+        assert json.load(response)["error"]["type"] == "request_too_large"
+    assert provider.requests == []
+
+
+def test_a_client_that_reads_nothing_is_given_up(config: Config, provider: ScriptedProvider) -> None:
+    provider.script = lambda body: Reply(f"{'w' * 4000} " * 3000)
+    with gateway(config, provider.url, timeout_s=0.5) as recording:
+        parts = urlsplit(recording.url)
+        data = json.dumps(body_of("chat", stream=True)).encode()
+        client = socket.create_connection((parts.hostname, parts.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = f"POST {parts.path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+        client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        wait_until(lambda: calls_on_disk(config))
+        client.close()
+    (trajectory,) = stored(config)
+    assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
+    assert trajectory.steps[-1].kind is StepKind.MODEL
