@@ -9,8 +9,11 @@ import pytest
 
 from hermes.core.clock import now_ms
 from hermes.errors import UsageError
-from hermes.rl.run import RlRun, RunStatus, find_run
+from hermes.rl.run import RlRun, RunState, RunStatus, find_run
+from hermes.rl.run_config import RunConfig
 from hermes.rl.start import new_run_id
+from tests.cli.process import failure
+from tests.rl.world import hermes
 
 
 def add_run(home: Path, run_id: str, later_ms: int = 0) -> None:
@@ -44,3 +47,17 @@ def test_a_name_is_given_once_and_found_by_its_beginning(tmp_path: Path) -> None
     assert find_run(tmp_path, "first-try-").run_id == find_run(tmp_path, None).run_id == "first-try-2"
     with pytest.raises(UsageError, match="several runs begin with 'first': first-try"):
         find_run(tmp_path, "first")
+
+
+def test_a_damaged_run_costs_itself_and_no_other(tmp_path: Path) -> None:
+    for name in ("good", "bad", "worse"):
+        run = RlRun(tmp_path, name)
+        RunConfig.parse({"env": {}, "run": {"model": "m"}}, "test").write(run.folder)
+        run.write_status(RunStatus(state=RunState.COMPLETED, started_at_ms=now_ms(), ended_at_ms=now_ms()))
+    RlRun(tmp_path, "bad").status_path.write_text('{"state":')
+    RlRun(tmp_path, "worse").config_path.write_text("- " * 100_000)
+    listed = hermes(tmp_path, "rl", "status", "--all")
+    assert "good" in listed.stdout and "bad" not in listed.stdout and "bad" in listed.stderr
+    assert "worse" in listed.stderr and listed.returncode == 0
+    assert "good" in hermes(tmp_path, "rl", "status", "good").stdout
+    assert "is damaged" in failure(hermes(tmp_path, "rl", "status", "bad"), 1)[0]

@@ -48,6 +48,7 @@ _OPENS = re.compile(
 """Names of the calls by which Python programs open a socket for others, or have a library open one."""
 _NO_SOCKETS_FOR_OTHERS = {
     ("hermes.tools.browser.proxy", "asyncio.start_server"),  # on the socket of `listen`
+    ("hermes.batch.reward", "signature.bind"),  # arguments to parameters
     ("hermes.rl.supervise.ports", "probe.bind"),  # closed at once: is the port free?
     ("hermes.engine.tensor_parallel.collectives", "dist.init_process_group"),  # NCCL, see below
 }
@@ -245,6 +246,7 @@ def policy(world: World, *words: str) -> AbstractContextManager[str]:
 OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
     "api": lambda world: command(world.new_folder(), "api"),
     "web": lambda world: command(world.new_folder(), "web", "--no-open"),
+    "record serve": lambda world: command(world.new_folder(), "record", "serve"),
     "engine serve": engine,
     "engine serve, two replicas": lambda world: engine(world, "--replicas", "2"),
     "engine serve, two ranks": lambda world: engine(world, "--tensor-parallel-size", "2"),
@@ -261,6 +263,7 @@ OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
 MODULES = {
     "hermes.rollouts.server": "api",
     "hermes.web.server": "web",
+    "hermes.gateway.service": "record serve",
     "hermes.engine.server.main": "engine serve",
     "hermes.rl.fleet.serve": "engine fleet",
     "hermes.training.preference.serve": "reward serve",
@@ -339,6 +342,12 @@ WITH_A_HOST: dict[str, Callable[[World, str], AbstractContextManager[str]]] = {
     ),
     "web": lambda world, token: command(
         world.new_folder(), "web", "--no-open", "--host", "0.0.0.0", HERMES_WEB_TOKEN=token
+    ),
+    "record serve": lambda world, token: command(
+        world.new_folder(),
+        *("record", "serve", "--host", "0.0.0.0", "--model", "openai/gpt-4o"),
+        HERMES_RECORD_TOKEN=token,
+        OPENAI_API_KEY="sk-of-the-owner-of-the-gateway",
     ),
     "engine serve": lambda world, token: engine(world, "--host", "0.0.0.0", HERMES_ENGINE_TOKEN=token),
     "engine fleet": lambda world, token: fleet(world, "--host", "0.0.0.0", HERMES_ENGINE_TOKEN=token),

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import sqlite3
 import struct
@@ -60,6 +61,8 @@ from hermes.training.preference.sources import read_preference_files
 from hermes.training.schedule import parameters_of
 from hermes.training.start_weights import rank_of
 from tests import records
+from tests.data.sessions.clients import CLIENTS, copy_of
+from tests.data.sessions.clients import imported as imported_session
 from tests.rl.world import tiny_tokenizer
 from tests.skills.conftest import skill_text
 
@@ -90,6 +93,15 @@ def imported(path: Path) -> object:
     db = path.parent / "db" / "hermes.db"
     with Writer(db) as writer, Reader(db) as reader:
         return [str(problem) for problem in import_files([path], reader, writer).problems]
+
+
+def coding_session(client: str) -> Callable[[Path], object]:
+    def read(path: Path) -> object:
+        return [
+            str(problem) for problem in imported_session(path.parent / "hermes.db", client, path).problems
+        ]
+
+    return read
 
 
 def archive(path: Path) -> object:
@@ -362,6 +374,15 @@ def sample_run(path: Path) -> None:
     run.metrics_path.write_text('{"step": 1, "loss": 0.5}\n')
 
 
+def sample_session_of(client: str) -> Callable[[Path], None]:
+    def sample(path: Path) -> None:
+        copied = copy_of(client, path.parent / "copy")
+        source = copied if copied.is_file() else sorted(copied.glob("*.jsonl"))[0]
+        shutil.copy(source, path)
+
+    return sample
+
+
 class FileKind(NamedTuple):
     name: str
     """Where the file lies in the folder of its case."""
@@ -412,6 +433,14 @@ KINDS = {
     "checkpoints of a run": FileKind("runs/r/training.json", sample_run, rl_run),
     "reward model": FileKind("reward_model.json", sample_reward_model, reward_model),
     "metrics of a run": FileKind("runs/r/metrics.jsonl", sample_run, rl_run),
+    **{
+        f"session of {client}": FileKind(
+            "s.db" if client in ("opencode", "hermes-agent") else "s.jsonl",
+            sample_session_of(client),
+            coding_session(client),
+        )
+        for client in CLIENTS
+    },
     "database": FileKind("hermes.db", sample_db, database),
 }
 

@@ -324,7 +324,8 @@ def install_verifiers(
 ) -> None:
     """Install verifiers and PACKAGES of environments.
 
-    It is apart from Hermes because verifiers needs an older openai.
+    It is apart from Hermes because verifiers needs an older openai. A package is code that you trust: it runs
+    as you, with the keys of your shell, when it is installed and when its environment is loaded.
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.compat.verifiers import interpreter

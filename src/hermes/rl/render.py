@@ -87,10 +87,10 @@ def results_text(results: JSONObject) -> str:
 
 def runs_text(home: Path, as_json: bool) -> str:
     from hermes.rl.results import describe
-    from hermes.rl.run import all_runs
+    from hermes.rl.run import readable_runs
     from hermes.rl.start import current_status
 
-    runs = [describe(run, current_status(run)) for run in all_runs(home)]
+    runs = [describe(run, current_status(run)) for run in readable_runs(home)]
     if as_json:
         return json.dumps({"runs": runs, "count": len(runs)}, indent=2)
     table = [("RUN", "ENVIRONMENT", "STATUS", "STEP", "REWARD", "MINUTES")]

@@ -8,6 +8,7 @@ trusted blindly.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -23,6 +24,7 @@ from hermes.errors import HermesError, UsageError
 from hermes.rl.process import ProcessId, last_lines, read_tail
 from hermes.rl.run_config import RunConfig
 
+_logger = logging.getLogger(__name__)
 PROCESS_NAMES = ("api", "engine", "trainer", "env")
 """In starting order."""
 _MAX_EVENTS = 50
@@ -227,10 +229,28 @@ def newest_run(home: Path) -> RlRun:
 
 
 def all_runs(home: Path) -> list[RlRun]:
-    """Newest first."""
+    """Newest first, and last those whose status cannot be read."""
     folder = home / "runs"
     runs = [RlRun(home, path.parent.name) for path in folder.glob("*/status.json")]
-    return sorted(runs, key=lambda run: run.status().started_at_ms, reverse=True)
+    return sorted(runs, key=_started_ms, reverse=True)
+
+
+def _started_ms(run: RlRun) -> int:
+    try:
+        return run.status().started_at_ms
+    except HermesError:
+        return -1
+
+
+def readable_runs(home: Path) -> Iterator[RlRun]:
+    """As `all_runs`, without those whose files are damaged, which a warning names."""
+    for run in all_runs(home):
+        try:
+            run.status(), run.config()
+        except HermesError as error:
+            _logger.warning("the run %s is left out: %s", run.run_id, error.message)
+            continue
+        yield run
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:

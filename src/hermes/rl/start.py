@@ -26,7 +26,7 @@ from hermes.rl.budget import grant, recorded_limits
 from hermes.rl.config.mixture import MixedEnvironment, mixture_section
 from hermes.rl.config.resolve import Resolved, check_together
 from hermes.rl.fleet.run_fleet import FLEET, RunFleet
-from hermes.rl.run import RlRun, RunStatus, all_runs
+from hermes.rl.run import RlRun, RunStatus, readable_runs
 from hermes.rl.run_config import RunConfig
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
@@ -199,7 +199,7 @@ def reserved_ports(home: Path) -> set[int]:
     """Ports of runs that have not ended."""
     return {
         port
-        for run in all_runs(home)
+        for run in readable_runs(home)
         if not run.status().state.ended
         for port in run.config().run.ports.values()
     }

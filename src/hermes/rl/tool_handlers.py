@@ -163,11 +163,11 @@ def get_results(config: Config, arguments: JSONObject, task: str) -> JSONObject:
 
 
 def list_runs(config: Config, arguments: JSONObject, task: str) -> JSONObject:
-    from hermes.rl.run import all_runs
+    from hermes.rl.run import readable_runs
     from hermes.rl.start import current_status
 
     rows: list[Any] = []
-    for run in all_runs(config.home):
+    for run in readable_runs(config.home):
         settings = run.config()
         rows.append(
             {
