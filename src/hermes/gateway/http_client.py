@@ -207,7 +207,9 @@ class HttpClient:
             lines.append(b"content-length: %d\r\n" % len(content))
         connection = None
         try:
-            connection = self._reuse(origin) or await self._connect(parts.scheme, parts.hostname, parts.port)
+            connection = self._reuse(origin) or await self._connect(
+                parts.scheme, parts.hostname or "", parts.port
+            )
             connection.write(*lines, b"\r\n", content)
             await connection.wait_for_head(self._timeout_s)
         except BaseException as error:
@@ -245,12 +247,12 @@ class HttpClient:
             return connection
         return None
 
-    async def _connect(self, scheme: str, host: str | None, port: int | None) -> _Connection:
+    async def _connect(self, scheme: str, host: str, port: int | None) -> _Connection:
         tls = None
         if scheme == "https":
             tls = self._tls = self._tls or _trusted()
         port, loop = port or (443 if tls else 80), asyncio.get_running_loop()
-        proxy = _proxy(scheme, host or "")
+        proxy = _proxy(scheme, host)
         async with asyncio.timeout(_CONNECT_S):
             if proxy is None or tls is None:
                 _, connection = await loop.create_connection(_Connection, host, port, ssl=tls)
@@ -269,8 +271,9 @@ def _proxy(scheme: str, host: str) -> SplitResult | None:
     from urllib.request import getproxies, proxy_bypass
 
     address = getproxies().get(scheme)
-    bypassed = address is None or is_loopback(host) or proxy_bypass(host)
-    return None if bypassed else urlsplit(address)
+    if address is None or is_loopback(host) or proxy_bypass(host):
+        return None
+    return urlsplit(address)
 
 
 def _trusted() -> ssl.SSLContext:
