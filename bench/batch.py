@@ -1,14 +1,14 @@
 """Batch generation: what a trajectory costs, how many run at once, how soon the first request goes out.
 
-    python bench/batch.py [--prompts 1000] [--predecessor-python /path/to/env/bin/python] [--json]
+    python bench/batch.py [--prompts 1000] [--hermes-agent-python /path/to/env/bin/python] [--json]
 
 The model is an instant server in a process of its own, on the loopback interface: it asks for a tool until
 the last call, then answers. So what is measured is everything but the model, with capture in the store and
 in the journal, and the finished dataset. CPU is user and system time of the command and all its processes;
 trajectories a second are over the whole command, its start included. The server works on the same cores.
 
-The predecessor (`hermes-agent` 0.19) is measured in the same way, with the same tools (its distribution
-terminal_only), where --predecessor-python names the Python of an environment that has it. Linux only.
+`hermes-agent` 0.19 is measured in the same way, with the same tools (its distribution
+terminal_only), where --hermes-agent-python names the Python of an environment that has it. Linux only.
 """
 
 from __future__ import annotations
@@ -203,12 +203,12 @@ def ours(what: str, prompts: int, server: Server, *flags: str) -> Result:
         return measure(what, command, env, OURS, prompts, server)
 
 
-def predecessor(python: str, prompts: int, server: Server) -> Result:
+def hermes_agent(python: str, prompts: int, server: Server) -> Result:
     with home(prompts) as env:
         command = [python, "-m", "batch_runner", "--dataset_file=tasks.jsonl", "--batch_size=10"]
         command += ["--run_name=bench", "--distribution=terminal_only", "--model=m", "--api_key=unused"]
         command += [f"--base_url={server.base_url}", "--num_workers=4"]
-        return measure("predecessor, terminal_only", command, env, "batch_runner", prompts, server)
+        return measure("hermes-agent, terminal_only", command, env, "batch_runner", prompts, server)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -220,10 +220,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             ours("start", 1, server, "--toolsets", "math").first_request_s for _ in range(options.starts)
         ]
         results.append(ours("ours, math", options.prompts, server, "--toolsets", "math", *workers))
-        if options.predecessor_python:
+        if options.hermes_agent_python:
             same = ("--distribution", "terminal_only", *workers)
             results.append(ours("ours, terminal_only", options.prompts, server, *same))
-            results.append(predecessor(options.predecessor_python, options.predecessor_prompts, server))
+            results.append(hermes_agent(options.hermes_agent_python, options.hermes_agent_prompts, server))
     with serving(3, 1.0) as server:
         one = ("--toolsets", "math", "--num-workers", "1", "--concurrency", "256")
         results.append(ours("ours, 1 s a call, 256 at once, 1 worker", options.waiting_prompts, server, *one))
@@ -265,8 +265,8 @@ def main() -> None:
     parser.add_argument("--waiting-prompts", type=int, default=768, help="with 1 s of latency a call")
     parser.add_argument("--workers", type=int, default=2, help="of ours")
     parser.add_argument("--starts", type=int, default=5, help="how often the start is timed")
-    parser.add_argument("--predecessor-python", metavar="PATH")
-    parser.add_argument("--predecessor-prompts", type=int, default=100, help="it takes its time")
+    parser.add_argument("--hermes-agent-python", metavar="PATH")
+    parser.add_argument("--hermes-agent-prompts", type=int, default=100, help="it takes its time")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", nargs=2, metavar=("CALLS", "LATENCY_S"), help=argparse.SUPPRESS)
     options = parser.parse_args()

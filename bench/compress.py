@@ -1,9 +1,9 @@
-"""How fast the compressor is, how much memory it takes and what it keeps; the predecessor beside it.
+"""How fast the compressor is, how much memory it takes and what it keeps; hermes-agent beside it.
 
     python bench/compress.py                                        ours, on synthetic rows
     python bench/compress.py --record 20                            on rows recorded by the real agent
     python bench/compress.py --rows recorded.jsonl                  on rows of your own
-    python bench/compress.py --predecessor-python PATH --predecessor-rows 20
+    python bench/compress.py --hermes-agent-python PATH --hermes-agent-rows 20
 
 The synthetic rows are coding sessions of an agent: 24 tool calls whose outputs are listings, source and
 logs, in which later calls use paths and ids that earlier outputs state. PATH is the interpreter of an
@@ -189,7 +189,7 @@ def ours(rows: Path, count: int, target: int, home: Path, tokenizer: str) -> dic
     return {**result, **kept(rows, output), "tokens_before": figures["tokens"]["total_before"]}
 
 
-def predecessor(
+def hermes_agent(
     python: str, rows: Path, count: int, target: int, home: Path, tokenizer: str
 ) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
@@ -209,7 +209,7 @@ def predecessor(
         output = home / "old.jsonl"
         command = [python, "-m", "trajectory_compressor", f"--input={rows}", f"--output={output}"]
         env = {**os.environ, "HOME": str(home), "HERMES_HOME": str(home), "OLD_KEY": "unused"}
-        result = measure("predecessor", [*command, f"--config={config}"], env, count)
+        result = measure("hermes-agent", [*command, f"--config={config}"], env, count)
     return {**result, **kept(rows, output)}
 
 
@@ -246,8 +246,8 @@ def main() -> None:
     parser.add_argument("--record", type=int, metavar="COUNT", help="record rows with the real agent instead")
     parser.add_argument("--target-max-tokens", type=int, default=8000)
     parser.add_argument("--tokenizer", metavar="DIR", help="default: the bundled model's")
-    parser.add_argument("--predecessor-python", metavar="PATH")
-    parser.add_argument("--predecessor-rows", type=int, default=50, help="it takes its time")
+    parser.add_argument("--hermes-agent-python", metavar="PATH")
+    parser.add_argument("--hermes-agent-rows", type=int, default=50, help="it takes its time")
     options = parser.parse_args()
     tokenizer = options.tokenizer or bundled_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
@@ -259,13 +259,13 @@ def main() -> None:
             write_rows(rows, options.count)
         lines = rows.read_text("utf-8").splitlines(keepends=True)
         results = [ours(rows, len(lines), options.target_max_tokens, home, tokenizer)]
-        if options.predecessor_python:
+        if options.hermes_agent_python:
             some = home / "some.jsonl"
-            some.write_text("".join(lines[: options.predecessor_rows]))
-            count = min(len(lines), options.predecessor_rows)
+            some.write_text("".join(lines[: options.hermes_agent_rows]))
+            count = min(len(lines), options.hermes_agent_rows)
             results.append(
-                predecessor(
-                    options.predecessor_python, some, count, options.target_max_tokens, home, tokenizer
+                hermes_agent(
+                    options.hermes_agent_python, some, count, options.target_max_tokens, home, tokenizer
                 )
             )
         load = round(os.getloadavg()[0], 1)

@@ -77,8 +77,7 @@ class Theirs:
 
     def run(self, prompts: Prompts, new: int, samples: int = 1) -> None:
         import torch
-
-        from hermes.engine.bench.run import continue_prompts
+        from engine_baseline import continue_prompts
 
         continue_prompts(self._model, torch.from_numpy(np.repeat(prompts, samples, axis=0)), new)
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hermes.engine.bench.run import (
+from hermes.engine.bench import (
     GRPO_STEP,
     Workload,
     engine_figures,

@@ -22,11 +22,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import feedback_stages
+from feedback_stages import BenchStages
+
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.quickstart import recipe as calculator
 from hermes.quickstart.evaluate import evaluate
-from hermes.quickstart.feedback import recipe as feedback
-from hermes.quickstart.feedback.stages import FeedbackStages, StartPolicy
+from hermes.quickstart.feedback.stages import StartPolicy
 from hermes.quickstart.generate import generate
 from hermes.quickstart.warm_start import export_right, warm_start
 from hermes.rl.supervise import ports
@@ -36,9 +38,9 @@ from hermes.training.monitor.overoptimisation import OveroptimisationGuard
 
 NOISE = (0.0, 0.1, 0.3)
 SIZES = {
-    "gpu": (calculator.CUDA, feedback.CUDA),
-    "cpu": (calculator.CPU, feedback.CPU),
-    "test": (calculator.FAST, feedback.FAST),
+    "gpu": (calculator.CUDA, feedback_stages.CUDA),
+    "cpu": (calculator.CPU, feedback_stages.CPU),
+    "test": (calculator.FAST, feedback_stages.FAST),
 }
 
 
@@ -106,7 +108,7 @@ class Seed:
 
     def run(self) -> None:
         start = (self.with_warm_start and self._try("warm start", self._warm_start)) or StartPolicy()
-        stages = FeedbackStages(
+        stages = BenchStages(
             self.processes,
             self.engine_url,
             self.folder,
@@ -149,7 +151,7 @@ class Seed:
     def _variant(self, label: str, recipe: Any, start: StartPolicy, files: Any) -> None:
         """DPO and KTO with another recipe, on the answers that are rated already."""
         name, folder = f"feedback-{self.stamp}-{self.seed}-{label}", self.folder / label
-        stages = FeedbackStages(
+        stages = BenchStages(
             self.processes, self.engine_url, folder, name, recipe, lambda line: None, start, self.seed
         )
         for kind, work in (("dpo", stages.dpo), ("kto", stages.kto)):
@@ -172,7 +174,7 @@ class Seed:
                 self._keep(f"{name}_guard", would_stop_at(outcome[1]))
                 self._policy(self.stages, name, outcome[0])
 
-    def _policy(self, stages: FeedbackStages, name: str, trained: Any) -> None:
+    def _policy(self, stages: BenchStages, name: str, trained: Any) -> None:
         if trained is None:
             return
         answers = self._try(f"{name}: evaluate", lambda: stages.evaluate(trained["sampler"]))
@@ -258,7 +260,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--kv-gib", type=float, default=None, help="of the engine, where several share a GPU")
     parser.add_argument("--size", default=None, choices=sorted(SIZES))
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of FeedbackRecipe")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of BenchRecipe")
     parser.add_argument(
         "--variant", action="append", default=[], metavar="FIELD=VALUE,…", help="DPO and KTO once more"
     )
@@ -269,7 +271,7 @@ def main() -> None:
     parser.add_argument("--no-warm-start", action="store_true", help="start from the base model itself")
     parser.add_argument("--rlhf-noise", type=float, default=0.1, choices=NOISE, help="of RLHF's reward model")
     given = parser.parse_args()
-    from hermes.quickstart.machine import choose_device
+    from hermes.quickstart.act import choose_device
 
     device = choose_device(given.device)
     size = given.size or ("gpu" if device == "cuda" else "cpu")

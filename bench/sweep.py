@@ -3,8 +3,8 @@
     python bench/sweep.py MODEL_FOLDER --output sweep.json [--device cpu|cuda] [--steps 40] [--rounds 1]
 
 The runs differ in their learning rate. Each is an ordinary run with default fields but for its size: groups
-of 8, batches of 32, answers of at most `--tokens` tokens. Measured is the wall time from the command to the end
-of the last run, with everything that starts and stops; which way is first alternates from round to round.
+of 8, batches of 32, answers of at most `--tokens` tokens. Measured is the wall time from the command to the
+end of the last run, with everything that starts and stops; which way is first alternates from round to round.
 """
 
 from __future__ import annotations

@@ -37,12 +37,11 @@ from hermes.envs.builtin.generated import tool_calls
 from hermes.envs.builtin.tool_calling import ToolCallingConfig, ToolCallingEnv
 from hermes.envs.tasks.functions.requests import FunctionRequest
 from hermes.envs.tasks.split import Split
-from hermes.quickstart.act import engine_tokens
 from hermes.quickstart.chart import svg
 from hermes.quickstart.evaluate import server_config
 from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
-from hermes.serving.fetch import fetch_json
+from hermes.serving.fetch import fetch, fetch_json
 
 MODEL = "hermes/smollm2"
 MEASURED = ("simple", "parallel")
@@ -257,9 +256,16 @@ def run(args: argparse.Namespace, found: dict[str, Any]) -> None:
         lap("format start")
         measured("format start", start["sampler"])
         learned = reinforce(args, processes, start["weights"])
-        found["tokens"] = asdict(engine_tokens(args.engine))
+        found["tokens"] = engine_tokens(args.engine)
         lap("GRPO")
         measured("after GRPO", learned["sampler"])
+
+
+def engine_tokens(engine_url: str) -> dict[str, int]:
+    """Tokens that the engine has sampled and trained on since it was started."""
+    page, prefix = fetch(f"{engine_url}/metrics", timeout_s=30.0).decode(), "hermes_engine_"
+    values = dict(line.split() for line in page.splitlines() if line.startswith(prefix))
+    return {name: int(float(values[f"{prefix}{name}_tokens_total"])) for name in ("sampled", "trained")}
 
 
 def commit() -> str:

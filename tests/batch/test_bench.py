@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -58,28 +57,10 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def report(bench: Bench) -> dict[str, Any]:
-    done = bench("--json", "--diff", "--html", str(bench.folder / "report.html"))
+    done = bench("--json", "--diff")
     assert done.returncode == 0, done.stderr
     data: dict[str, Any] = json.loads(done.stdout)
     return data
-
-
-class Page(HTMLParser):
-    """The elements and attributes of a page, and its text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-        self.feed(path.read_text("utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_models_are_scored_by_exact_match_of_the_expected_answer(report: dict[str, Any]) -> None:
@@ -109,21 +90,6 @@ def test_the_first_difference_of_two_trajectories_is_found(report: dict[str, Any
     assert (divergence["left"]["reward"], divergence["right"]["reward"]) == (0.0, 1.0)
 
 
-def test_the_page_stands_alone_and_shows_hostile_text_as_text(bench: Bench, report: dict[str, Any]) -> None:
-    page = Page(bench.folder / "report.html")
-    assert not page.tags & {"script", "link", "img", "iframe", "object", "embed", "form", "a"}
-    assert not page.attributes & {"src", "href", "srcset", "onclick"}
-    for part in (
-        "<b>large</b>",
-        "<script>x</script>",
-        "66.7%",
-        "no idea",
-        "sum-3",
-        "exact match of the answer",
-    ):
-        assert part in page.text
-
-
 def test_the_same_command_asks_nothing_again_and_prints_a_table(bench: Bench, report: dict[str, Any]) -> None:
     before = len(bench.provider.posts)
     done = bench("--diff")
@@ -149,11 +115,10 @@ def test_a_reward_function_of_ones_own_replaces_exact_match(bench: Bench) -> Non
 
 
 def test_without_expected_answers_models_are_compared_without_scores(bench: Bench) -> None:
-    done = bench("--diff", "--html", str(bench.folder / "free.html"), tasks="free.jsonl")
+    done = bench("--diff", tasks="free.jsonl")
     assert done.returncode == 0, done.stderr
     assert "pass rate" not in done.stdout and "against" not in done.stdout
     assert "task sum-3: after 1 equal message" in done.stdout
-    assert "Not scored" in Page(bench.folder / "free.html").text
 
 
 def test_a_model_named_twice_is_refused_before_anything_runs(bench: Bench) -> None:

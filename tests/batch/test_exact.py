@@ -46,7 +46,13 @@ def notations(draw: random.Random, value: Fraction) -> list[str]:
         f"{sign}\\dfrac{{{3 * size.numerator}}}{{{3 * size.denominator}}}",
     ]
     if size.denominator == 1:
-        forms += [f"{minus}{size.numerator}", f"{minus}{size.numerator:,}", f"{sign}{size.numerator}.0"]
+        spaced = f"{size.numerator:,}".replace(",", draw.choice((r"\,", r",\!", "{,}")))
+        forms += [
+            f"{minus}{spaced}",
+            f"{minus}{size.numerator}",
+            f"{minus}{size.numerator:,}",
+            f"{sign}{size.numerator}.0",
+        ]
     if 1000 % size.denominator == 0:
         decimal = f"{float(size):.3f}"
         forms += [f"{minus}{decimal}", f"{minus}{decimal.lstrip('0')}" if size < 1 else f"{minus}{decimal}"]
@@ -82,6 +88,8 @@ def test_a_value_is_right_in_every_notation_and_another_in_none(grader: MathGrad
         (r"\boxed{\frac{\sqrt{3}}{3}}", r"\frac{1}{\sqrt{3}}"),
         ("17 * 23 = 391", "391"),
         ("It is 3.", ["2", "3"]),
+        (r"\boxed{10\,000}", "10000"),
+        (r"1{,}234{,}567", 1234567),
     ],
 )
 def test_equal_values_are_right(grader: MathGrader, answer: str, expected: JSON) -> None:

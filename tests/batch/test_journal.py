@@ -83,7 +83,7 @@ def test_a_full_disk_fails_the_append_and_leaves_whole_lines(small_disk: Path) -
     segment.close()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(80))
 def test_a_line_with_the_right_keys_and_wrong_types_is_ignored_everywhere(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -95,10 +95,27 @@ def test_a_line_with_the_right_keys_and_wrong_types_is_ignored_everywhere(tmp_pa
         if depth < 3 and isinstance(place[name], dict | list) and place[name] and draw.random() < 0.8:
             place, depth = place[name], depth + 1
             continue
-        place[name] = draw.choice([7, "text", None, [1], {"a": 1}, True, [None], [{"from": 3}]])
+        values = [
+            7,
+            "text",
+            None,
+            [1],
+            {"a": 1},
+            True,
+            [None],
+            [{"from": 3}],
+            [],
+            {},
+            "",
+            0,
+            -1,
+            False,
+            1e308,
+        ]
+        place[name] = draw.choice(values)
         break
     folder = write(tmp_path, [done("a"), done("b")])
-    (folder / "journal" / "zzz.jsonl").write_text(json.dumps(damaged) + "\n")
+    (folder / "journal" / "zzz.jsonl").write_text(f"{json.dumps(damaged)}\n{'[' * 100_000}\n")
     atomic_write(folder / "run.json", json.dumps(spec().to_json()))
     facts = overview(folder)
     summary = finalise(folder, spec(), dataset("a", "b", "x"))

@@ -16,7 +16,7 @@ from hermes.config.paths import db_path
 from hermes.store import Filter, Reader
 from tests.batch.drive import command, rows, solve, write_tasks
 from tests.cli.process import hermes
-from tests.fakes.provider import FakeProvider, Reply, status, text
+from tests.fakes.provider import FakeProvider, Reply, status, text, tool_calls
 from tests.recipes.scripts import RECIPES
 
 
@@ -287,3 +287,32 @@ def test_a_grader_that_always_fails_is_reported_with_its_message_and_an_exit_cod
         done = hermes(tmp_path, *words)
     assert done.returncode == 1
     assert "unscored: 2 by KeyError (the reward function failed), for example:" in done.stdout
+
+
+def test_rows_tell_whether_their_thinking_was_shown_and_the_export_shows_what_was(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 4)
+
+    def answer(body: dict[str, Any]) -> Reply:
+        question = body["messages"][-1]
+        if question["role"] == "tool":
+            return text("Done.", reasoning="It is done.")
+        thinking = "Which tool?" if question["content"] in ("Compute 1 + 1", "Compute 3 + 3") else None
+        return tool_calls([("calculator", {"expression": "1"})], reasoning=thinking)
+
+    with FakeProvider(answer) as provider:
+        flags = [flag for flag in command(tmp_path, provider) if flag != "--json"]
+        done = hermes(tmp_path, *flags)
+        sent = [post.json["messages"] for post in provider.posts]
+    assert done.returncode == 0, done.stderr
+    assert not any("reasoning_content" in message for messages in sent for message in messages)
+    assert [row["thinking_shown"] for row in rows(tmp_path)] == [True, False, True, False]
+    assert "rows with thinking that a later call was not shown: 2" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "hermes export" in line]
+    words = line[line.index("hermes export") :].split()[1:]
+    output = tmp_path / "train.jsonl"
+    assert hermes(tmp_path, *words[:-1], str(output)).returncode == 0
+    turns = [json.loads(line)["conversations"] for line in output.read_text().splitlines()]
+    assert len(turns) == 6, "two rows of each sample whose thinking was not shown"
+    for conversation in turns:
+        answers = [turn["value"] for turn in conversation if turn["from"] == "gpt"]
+        assert not any("<think>" in value for value in answers[:-1])

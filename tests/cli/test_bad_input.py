@@ -54,6 +54,8 @@ TABLE = [
     (f"{BATCH} --reward missing.py:reward", 2, "there is no file missing.py", "file.py:function"),
     (f"{BATCH} --reward syntax.py:reward", 2, "syntax.py fails to load", "python"),
     (f"{BATCH} --reward good.py:nothing", 2, "no function 'nothing'", "it has: reward"),
+    (f"{BATCH} --reward good.py", 2, "no function is named", "good.py:FUNCTION"),
+    (f"{BATCH} --reward two.py:reward", 2, "reward(answer, expected) is called with one", "def reward(ctx)"),
     (f"{BATCH} --config broken.yaml", 2, "broken.yaml:2:1", "repair it"),
     (f"{BATCH} --config missing.yaml", 2, "File 'missing.yaml' does not exist", "hermes batch --help"),
     (f"{BATCH} --config folder", 2, "File 'folder' is a directory", "hermes batch --help"),
@@ -227,6 +229,7 @@ TABLE = [
     ("trajectories redact --since yesterday", 2, "'yesterday' is not a time", "7d"),
     ("trajectories search", 2, "Missing argument 'WORDS...'", "hermes trajectories search --help"),
     ("trajectories stats --outcome complted", 2, "has 'complted'", "did you mean completed?"),
+    ("bug-report --output folder", 2, "is a directory", "hermes bug-report --help"),
     ("web --host 0.0.0.0", 2, "refusing to listen on 0.0.0.0 without a token", "HERMES_WEB_TOKEN"),
     ("web --port 99999", 2, "99999 is not in the range", "hermes web --help"),
 ]
@@ -246,6 +249,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "Compute 1 + 1", "expected": "2"}\n')
     (tmp_path / "good.py").write_text("def reward(ctx):\n    return 1\n")
+    (tmp_path / "two.py").write_text("def reward(answer, expected):\n    return 1\n")
     (tmp_path / "syntax.py").write_text("def reward(\n")
     return tmp_path
 

@@ -103,7 +103,7 @@ def test_an_export_goes_with_all_its_files_and_no_other(tmp_path: Path, form: st
     assert done.returncode == 0, done.stderr
     assert {path.name for path in folder.iterdir()} == {name for name in before if name.startswith("two")}
     assert (
-        "cannot read the manifest"
+        "there is no export"
         in failure(hermes(tmp_path, "export", "--output", first, "--delete", "--yes"), 2)[0]
     )
 

@@ -29,6 +29,13 @@ def test_the_answer_is_on_stdout_and_the_tools_on_stderr(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
+def test_thinking_goes_to_stderr(tmp_path: Path) -> None:
+    with FakeProvider([text("It is 391.", reasoning="17 * 23 is 340 + 51.")]) as provider:
+        done = ask(tmp_path, provider, "--toolsets", "none")
+    assert done.stdout.strip() == "It is 391."
+    assert "17 * 23 is 340 + 51." in done.stderr
+
+
 def test_json_gives_one_object_that_names_the_recorded_trajectory(tmp_path: Path) -> None:
     with FakeProvider([tool_calls([SUM]), text("It is 391.")]) as provider:
         done = ask(tmp_path, provider, "--toolsets", "math", "--json")

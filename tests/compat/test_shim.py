@@ -83,27 +83,6 @@ def test_installing_reads_no_heavy_package() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_packing_functions_agree_with_the_original_s_worked_examples() -> None:
-    from atroposlib.api.utils import (  # type: ignore[import-not-found]
-        find_groups_summing_to_target,
-        grab_batch_with_minimum_allocations,
-        grab_exact_from_heterogeneous_queue,
-    )
-
-    def group(name: str, size: int, env_id: int | None = None) -> dict[str, object]:
-        return {"name": name, "tokens": [[0]] * size, "env_id": env_id}
-
-    queue = [group("A", 2), group("B", 4), group("C", 2), group("D", 4), group("E", 2)]
-    batch, rest = grab_exact_from_heterogeneous_queue(queue, 8)
-    assert [one["name"] for one in batch] == ["B", "A", "C"] and [one["name"] for one in rest] == ["D", "E"]
-    assert grab_exact_from_heterogeneous_queue(rest, 8) == (None, rest)
-    assert find_groups_summing_to_target([group("x", 3), group("y", 2), group("z", 4)], 6) == [1, 2]
-    named = [group(f"a{n}", 2, 1) for n in range(1, 5)] + [group(f"z{n}", 2, 0) for n in range(1, 4)]
-    envs = [{"registered_id": 0, "connected": True, "min_batch_allocation": 0.5}]
-    batch, _ = grab_batch_with_minimum_allocations(named, 8, envs)
-    assert [one["name"] for one in batch] == ["z1", "z2", "a1", "a2"]
-
-
 def test_tool_calls_are_read_as_environments_expect() -> None:
     from atroposlib.utils.tool_call_parser import parse_tool_call  # type: ignore[import-not-found]
 

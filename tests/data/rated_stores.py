@@ -43,6 +43,11 @@ class Recorded:
     def answers(self) -> list[int]:
         return [step.index for step in self.steps if step.kind is StepKind.MODEL]
 
+    def before(self, index: int) -> tuple[Message, ...]:
+        """What the call of that step saw; before an answer that was copied, the conversation."""
+        messages = (step.message for step in self.steps[:index] if not step.ephemeral)
+        return self.contexts.get(index) or tuple(messages)
+
     def turn(self, index: int) -> list[Step]:
         """The steps of the turn that a model step belongs to."""
         first = last = next(i for i, step in enumerate(self.steps) if step.index == index)

@@ -214,6 +214,40 @@ def test_unmatched_calls_and_results_are_stored_as_they_are(writer: Writer, db: 
     assert found.outcome.stop_reason is StopReason.CUT
 
 
+def test_a_result_has_the_name_of_its_call(writer: Writer, db: Path, tmp_path: Path) -> None:
+    def answered(question: str, calls: list[tuple[str, str]], results: list[tuple[str, str]]) -> object:
+        asked = [{"id": i, "type": "function", "function": {"name": n, "arguments": "{}"}} for i, n in calls]
+        return {
+            "messages": [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": None, "tool_calls": asked},
+                *({"role": "tool", "tool_call_id": i, "content": content} for i, content in results),
+                {"role": "assistant", "content": "done"},
+            ]
+        }
+
+    rows = (
+        answered("order", [("x", "a"), ("y", "b"), ("z", "c")], [("z", "C"), ("x", "A"), ("y", "B")]),
+        answered("equal ids", [("s", "a"), ("s", "b"), ("t", "c")], [("t", "C"), ("s", "A"), ("s", "B")]),
+        answered("one call", [("x", "a")], [("x", "A"), ("x", "more of A")]),
+        answered("no call", [], [("x", "?")]),
+    )
+    assert bring(writer, db, write(tmp_path / "rows.jsonl", *rows)) == Imported(4)
+    with Reader(db) as reader:
+        stored = {found.messages[0].content: found for found in reader.trajectories()}
+        names = {
+            tool
+            for found in stored.values()
+            for step in found.steps
+            if step.result
+            for tool in [step.result.name]
+        }
+    for question in ("order", "equal ids"):
+        results = [(m.name, m.content) for m in stored[question].messages if m.role is Role.TOOL]
+        assert results == [("a", "A"), ("b", "B"), ("c", "C")], question
+    assert names == {"a", "b", "c", "unknown"}
+
+
 def test_documents_and_lists_of_rows_are_read(writer: Writer, db: Path, tmp_path: Path) -> None:
     rows = [{"messages": [Message.user(text).to_json(), Message.assistant("a").to_json()]} for text in "xy"]
     (tmp_path / "list.json").write_text(json.dumps(rows), "utf-8")

@@ -30,8 +30,8 @@ from tests import records
 from tests.data.rated_stores import PENDING, Recorded, stores, write
 
 
-def expected_spans(chosen: list[Recorded]) -> dict[tuple[str, int, int], float]:
-    """(trajectory, first step, last step) → score, straight from the events as the test knows them."""
+def expected_spans(chosen: list[Recorded]) -> dict[tuple[str, int, int], list[float]]:
+    """(trajectory, first step, last step) → the score of each rater, from the events it was written with."""
     verdicts: dict[tuple[str, int, int], list[tuple[Rating, float]]] = {}
     by_id = {recorded.id: recorded for recorded in chosen}
 
@@ -60,11 +60,11 @@ def expected_spans(chosen: list[Recorded]) -> dict[tuple[str, int, int], float]:
     for key, events in verdicts.items():
         people = [event for event in events if event[0].source is RaterSource.PERSON] or events
         newest = {(event[0].source, event[0].rater): event[1] for event in people}
-        scores[key] = sum(newest.values()) / len(newest)
+        scores[key] = list(newest.values())
     return scores
 
 
-def check_span(span: RatedSpan, recorded: Recorded, scores: dict[tuple[str, int, int], float]) -> None:
+def check_span(span: RatedSpan, recorded: Recorded, scores: dict[tuple[str, int, int], list[float]]) -> None:
     first = next(
         i
         for i in recorded.answers
@@ -72,8 +72,15 @@ def check_span(span: RatedSpan, recorded: Recorded, scores: dict[tuple[str, int,
     )
     last = first + len(span.completion) - 1
     assert tuple(step.message for step in recorded.steps[first : last + 1]) == span.completion
-    assert span.score == scores[recorded.id, first, last]
-    assert span.desirable == (None if span.score == 3 else span.score > 3)
+    by_rater = scores[recorded.id, first, last]
+    assert span.score == sum(by_rater) / len(by_rater)
+    assert span.desirable == is_desirable(by_rater)
+
+
+def is_desirable(by_rater: list[float]) -> bool | None:
+    """By how many raters say so, not by the mean: 4 and 1 are one against one."""
+    good, bad = (sum(score > 3 for score in by_rater), sum(score < 3 for score in by_rater))
+    return None if good == bad else good > bad
 
 
 @given(data=st.data())
@@ -105,19 +112,18 @@ def check_store(data: st.DataObject) -> None:
         assert len(rows.spans) == len(scores)
         for span in rows.spans:
             check_span(span, by_id[span.trajectory_id], scores)
-        assert len(unpaired) == sum(score != 3 for score in scores.values())
+        assert len(unpaired) == sum(is_desirable(by_rater) is not None for by_rater in scores.values())
         events = {rating.id: rating for recorded in chosen for rating in recorded.ratings}
         for pair in rows.pairs:
             sides = ((pair.chosen_id, pair.chosen), (pair.rejected_id, pair.rejected))
             contexts = []
             for trajectory_id, completion in sides:
                 recorded = by_id[trajectory_id]
-                starts = [i for i in recorded.answers if recorded.steps[i].message == completion[0]]
+                starts = [i for i, step in enumerate(recorded.steps) if step.message == completion[0]]
                 (context,) = {
-                    recorded.contexts[i]
-                    for i in starts
-                    if [message_content(m) for m in recorded.contexts[i]]
-                    == [message_content(m) for m in pair.prompt]
+                    context
+                    for context in (recorded.before(i) for i in starts)
+                    if [message_content(m) for m in context] == [message_content(m) for m in pair.prompt]
                 }
                 contexts.append(context)
                 turn = recorded.turn(starts[0]) if len(starts) == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,17 @@ from hermes.data.example import load
 from hermes.data.export.run import ExportPlan, preview
 from hermes.data.formats.base import Thinking
 from hermes.data.formats.registry import FORMATS
+from hermes.data.importing import import_files
+from hermes.data.preference.rows import read_rows
 from hermes.models.base import ChatRequest
 from hermes.models.parsers import get_parser
 from hermes.models.render.chat import ChatRenderer
 from hermes.models.render.escape import Rendered
 from hermes.models.render.template import seen_thinking
+from hermes.policies.improve import pair_row
 from hermes.store import Reader, Writer
 from hermes.training.data.sft_examples import examples_of
+from hermes.training.preference.sources import read_preference_files
 from tests.agent.conftest import World, world
 from tests.envs.templates import FAMILIES, Family, bundled_tokenizer, dressed
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
@@ -117,6 +122,102 @@ async def test_a_rated_answer_follows_what_its_call_was_shown(world: Callable[..
     assert not any(turn.get("reasoning_content") for turn in row["prompt"])
     (row,) = rows_of(here.home, "trl-unpaired", Thinking.ALL)
     assert any(turn.get("reasoning_content") for turn in row["prompt"])
+
+
+def contexts(messages: list[dict[str, Any]], first: int) -> list[list[tuple[str, str | None]]]:
+    """What a row shows before each answer from `first` on."""
+    turns = [(message["content"], message.get("reasoning_content")) for message in messages]
+    return [
+        turns[:index]
+        for index, message in enumerate(messages)
+        if index >= first and message["role"] == "assistant"
+    ]
+
+
+@pytest.mark.parametrize("send_reasoning", [False, True])
+async def test_rows_of_rated_turns_show_each_call_what_it_was_shown(
+    world: Callable[..., World], send_reasoning: bool
+) -> None:
+    seeds = random.sample(range(2**32), 2)
+    print(f"seeds {seeds}")
+    sides: list[tuple[str, list[list[tuple[str, str | None]]]]] = []
+    for seed in seeds:
+        with FakeProvider(drawn_calls(seed)) as provider:
+            settings = {"send_reasoning": send_reasoning, "base_url": provider.base_url}
+            here = world(
+                provider,
+                settings={f"providers.custom.{name}": value for name, value in settings.items()},
+            )
+            trajectory_id = await record(here, turns=1)
+            sides.append((trajectory_id, [shown(request.json) for request in provider.posts]))
+    with Writer(db_path(here.home)) as writer:
+        for (trajectory_id, _), value in zip(sides, (1.0, -1.0), strict=True):
+            rating = Rating(new_id(), trajectory_id, RatingKind.THUMB, value, "somebody", created_at_ms=1)
+            writer.add_rating(rating).result()
+    unpaired = rows_of(here.home, "trl-unpaired")
+    for trajectory_id, requests in sides:
+        rows = [row for row in unpaired if row["id"] == trajectory_id]
+        shown_in_rows = [
+            context
+            for row in rows
+            for context in contexts(row["prompt"] + row["completion"], len(row["prompt"]))
+        ]
+        assert shown_in_rows == requests, "each call once, after exactly what it was shown"
+        assert all(row["completion"][0]["role"] == "assistant" for row in rows)
+    pairs = rows_of(here.home, "trl-preference")
+    (whole,) = rows_of(here.home, "trl-preference", Thinking.ALL)
+    assert len(whole["chosen"]) == 5, "two calls with results, and the answer"
+    assert all(turn["reasoning_content"] for turn in whole["chosen"][::2])
+    assert pairs == ([whole] if send_reasoning else [])
+    with Reader(db_path(here.home)) as reader:
+        (pair,) = read_rows(reader).pairs
+    assert bool(pair.chosen_unseen) is not send_reasoning
+    path = here.home / "pairs.jsonl"
+    path.write_text(json.dumps(pair_row(pair)) + "\n", "utf-8")
+    (read_again,) = read_preference_files([path]).pairs
+    assert read_again.chosen_unseen == pair.chosen_unseen
+    assert read_again.rejected_unseen == pair.rejected_unseen
+
+
+def drawn_calls(seed: int) -> Callable[[dict[str, Any]], Reply]:
+    """Two calls of a tool, then an answer; all with thinking."""
+
+    def answer(body: dict[str, Any]) -> Reply:
+        number = sum(message["role"] == "assistant" for message in body["messages"])
+        thinking = f"thought {number} of {seed}"
+        if number == 2:
+            return text(f"said {seed}.", reasoning=thinking)
+        expression = {"expression": f"{seed} + {number}"}
+        return tool_calls([("calculate", expression)], content=f"said {number}.", reasoning=thinking)
+
+    return answer
+
+
+async def test_rows_without_earlier_thinking(world: Callable[..., World]) -> None:
+    """The form for records that do not say what was shown: imported ones, and those of earlier versions."""
+    with FakeProvider(drawn(7)) as provider:
+        here = world(provider)
+        await record(here, turns=5)
+    exact = rows_of(here.home, "axolotl")
+    (conversation,) = rows_of(here.home, "messages")
+    path = here.home / "imported.jsonl"
+    path.write_text(
+        json.dumps({"messages": conversation["messages"], "tools": conversation["tools"]}), "utf-8"
+    )
+    with Writer(db_path(here.home)) as writer, Reader(db_path(here.home)) as reader:
+        assert import_files([path], reader, writer).rows == 1
+    recorded_id = conversation["id"]
+    assert len([row for row in rows_of(here.home, "axolotl") if row["id"] != recorded_id]) == 1
+    imported = [row for row in rows_of(here.home, "axolotl", Thinking.NONE) if row["id"] != recorded_id]
+    strip = [
+        [(turn["content"], turn.get("reasoning_content"), turn["train"]) for turn in row["messages"]]
+        for row in exact
+    ]
+    assert len(strip) > 1
+    assert strip == [
+        [(turn["content"], turn.get("reasoning_content"), turn["train"]) for turn in row["messages"]]
+        for row in imported
+    ]
 
 
 async def test_the_trainer_reads_the_same_prompts(world: Callable[..., World], bundled_home: Path) -> None:

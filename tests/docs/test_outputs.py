@@ -25,6 +25,7 @@ NO_OUTPUT = {
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
     "howto/own-tool.md": "it needs a package of your own",
+    "sessions.md": "what clients left on a machine; the tutorial shows it",
     "index.md": "the result of the quickstart is on its own page",
 }
 RECORDED = {
@@ -33,6 +34,7 @@ RECORDED = {
     "explanation/trust-boundaries.md": "lines that depend on the machine",
     "howto/resume.md": "a batch and an RL run of 20 minutes",
     "quickstart.md": "the result of the quickstart",
+    "tutorials/claude-code-week.md": "what the client left; test_tutorials.py imports it and compares",
     "tutorials/first-rl-run.md": "a run of 20 minutes; test_tutorials.py makes it and compares",
 }
 """Pages whose output was recorded once: the command takes minutes, or a machine that tests do not have."""

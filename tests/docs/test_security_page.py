@@ -21,9 +21,20 @@ def test_every_test_that_the_page_names_exists() -> None:
 
 def test_every_row_of_threats_and_promises_names_its_test() -> None:
     sections = PAGE.split("\n## ")
-    tables = [part for part in sections if part.startswith(("Graders", "Sandboxes", "The agent"))]
-    assert len(tables) == 3
+    tables = [part for part in sections if part.startswith(("Graders", "Sandboxes", "Probes", "The agent"))]
+    assert len(tables) == 4
     for section in tables:
         rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
         assert rows
         assert [row for row in rows if "`test_" not in row] == []
+
+
+def test_every_hole_of_the_second_audit_has_a_probe() -> None:
+    section = PAGE.split("\n## Probes of the audits")[1].split("\n## ")[0]
+    assert set(re.findall(r"S(\d+)", section)) == {str(number) for number in range(1, 19)}
+
+
+def test_the_page_names_every_file_of_security_tests() -> None:
+    """A probe that no promise names is a promise that nobody reads."""
+    files = {path.stem for path in (ROOT / "tests" / "security").glob("test_*.py")}
+    assert {name for name in files if name not in PAGE} == set()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -27,7 +28,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.docs.scripts import load_script
 
 TUTORIALS = ROOT / "docs/tutorials"
-FOLLOWED = ("first-dataset", "first-environment", "first-rl-run", "first-rating-round")
+FOLLOWED = ("first-dataset", "first-environment", "first-rl-run", "first-rating-round", "claude-code-week")
 NOT_FOLLOWED = {"laptop-to-gpu": "needs a GPU and a second machine"}
 NOT_EXECUTED = {
     "hermes rate queue": "a person presses keys; tests/ratings/test_cli.py does it at a terminal",
@@ -35,6 +36,8 @@ NOT_EXECUTED = {
     "hermes policy": "comes after hermes improve",
     "hermes --model policy": "comes after hermes improve",
 }
+SESSIONS = ROOT / "tests/data/sessions/fixtures/claude-code"
+"""What the real client wrote in headless runs."""
 ENGINE = "http://127.0.0.1:8001"
 shape = load_script("outputs").shape
 
@@ -135,6 +138,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> InstalledHermes:
 def stranger(tmp_path_factory: pytest.TempPathFactory, installed: InstalledHermes) -> Iterator[Stranger]:
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "work").mkdir()
+    shutil.copytree(SESSIONS, folder / ".claude/projects/-home-you-project")
     environ = {
         "HOME": str(folder),
         "USER": "you",

@@ -63,7 +63,7 @@ def main(folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from hermes.engine.bench.run import Workload, bench
+    from hermes.engine.bench import Workload, bench
     from hermes.engine.info import EngineOptions
 
     load = Workload(batch=2, prompt=9, new=4, groups=1, group=2, shared=9, completion=6, repeat=1)

@@ -210,10 +210,11 @@ def copy() -> None:
 
     keys, values = torch.randn(2, 3, 100, 2, 16, generator=torch.Generator().manual_seed(0))
     want = [part.clone() for part in (keys, values)]
+    copies = ((10, 40, 7), (10, 70, 3), (2, 90, 1))
     for part in want:
-        for target in (40, 70):
-            part[:, target : target + 7] = part[:, 10:17]
-    copy_slots(keys, values, 10, torch.tensor([40, 70]), 7)
+        for source, target, tokens in copies:
+            part[:, target : target + tokens] = part[:, source : source + tokens]
+    copy_slots(keys, values, torch.tensor(copies), 7)
     assert torch.equal(keys, want[0]) and torch.equal(values, want[1])
 
 

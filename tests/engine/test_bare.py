@@ -44,13 +44,11 @@ def test_the_core_imports_nothing_but_what_the_bench_may_need() -> None:
             served = name.startswith(tuple(f"hermes.engine.{folder}" for folder in SERVING))
             if not core and (served or not name.startswith(OURS)):
                 others.setdefault(relative.as_posix(), set()).add(name)
-    assert others == {"bench/run.py": {"peft"}}, "which is left out where it is not installed"
+    assert others == {}
 
 
 @pytest.mark.slow
-def test_the_bench_runs_with_torch_transformers_and_safetensors_alone_and_says_what_it_left_out(
-    tmp_path: Path,
-) -> None:
+def test_the_bench_runs_with_torch_transformers_and_safetensors_alone(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     command = [sys.executable, "-m", "tests.engine.bare", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -59,6 +57,5 @@ def test_the_bench_runs_with_torch_transformers_and_safetensors_alone_and_says_w
     assert {"peft", "starlette", "tinker", "uvicorn", "openai", "trl", "pytest"} <= set(found["hidden"])
     assert all(name.startswith(OURS) for name in found["loaded"] if name != "hermes.models")
     report = found["report"]
-    assert [figure["what"] for figure in report["transformers"]] == ["generate", "generate at batch 1"]
-    assert len(report["engine"]) == 5 and "peft" in report["left_out"]
-    assert min(figure["per_s"] for side in ("engine", "transformers") for figure in report[side]) > 0
+    assert len(report["engine"]) == 5
+    assert min(figure["per_s"] for figure in report["engine"]) > 0

@@ -178,6 +178,23 @@ def test_a_seeded_request_repeats_whatever_runs_beside_it(engine: Engine) -> Non
     assert len({tuple(sequence.tokens.tolist()) for sequence in first.sequences}) == 4
 
 
+def test_a_captured_prefill_has_the_bits_of_one_that_is_not(folder: Path) -> None:
+    """Prompts of up to 64 tokens together are rows of a captured step; more are computed in blocks."""
+    prompts = [RNG.integers(3, 512, length) for length in (2, 7, 31, 64, 65, 200)]
+    requests = [SampleRequest(prompt, SamplingParams(1), prompt_logprobs=True) for prompt in prompts]
+    with closing(
+        Engine(EngineOptions(str(folder), "cuda", "bfloat16", kv_bytes=1 << 24, exact=True))
+    ) as engine:
+        engine.start()
+        policy = engine.snapshot(trained(engine)[0]).result()
+        alone = [engine.sample(policy, request).result().prompt_logprobs for request in requests]
+        futures = [engine.sample(policy, request) for request in requests]
+        together = [future.result().prompt_logprobs for future in futures]
+    for first, second in zip(alone, together, strict=True):
+        assert first is not None and second is not None
+        np.testing.assert_array_equal(first, second)
+
+
 def test_filtered_draws_and_those_beside_them_are_those_of_the_cpu(engine: Engine, reference: Engine) -> None:
     params = SamplingParams(12, temperature=0.8, top_k=5, top_p=0.9, seed=1, stop=())
     request = SampleRequest(PROMPTS[0], params, 3, topk_sample_logprobs=4)

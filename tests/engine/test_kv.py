@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator, slot_size
+from hermes.engine.attention.kv_cache import KvSlot, SlotAllocator, SlotCopy, slot_size
 from hermes.engine.sampling.prefix_cache import BLOCK, CachedSlot, PrefixIndex
 from hermes.engine.types import Ints
 
@@ -65,6 +65,21 @@ def test_the_longest_common_beginning_is_found_to_the_token() -> None:
     assert shorter is not None and shorter.tokens == 60
 
 
+def test_an_equal_prompt_is_found_among_many_with_the_same_blocks() -> None:
+    """The groups of a batch: the chat template is the same for all, only the last tokens differ."""
+    index, shared = PrefixIndex(), np.arange(2 * BLOCK)
+    prompts = [np.append(shared, [group, 7, 7, 7]) for group in range(100)]
+    entries = [entry(prompt) for prompt in prompts]
+    for made in entries:
+        index.add(made)
+    for prompt, made in zip(prompts, entries, strict=True):
+        match = index.find(None, prompt, len(prompt) - 1)
+        assert match is not None and match.entry is made and match.tokens == len(prompt) - 1
+    for made in entries:
+        index.remove(made)
+    assert index.find(None, prompts[0], len(prompts[0]) - 1) is None
+
+
 def test_a_policy_never_finds_what_another_has_computed() -> None:
     index, prompt = PrefixIndex(), numbers(100)
     index.add(entry(prompt, policy="old"))
@@ -101,3 +116,24 @@ def test_a_removed_entry_leaves_nothing_behind() -> None:
     assert index.find(None, numbers(100), 100) is None, "it holds other tokens now"
     index.remove(one)
     assert not index._blocks and not len(index)
+
+
+_COPY = st.builds(SlotCopy, st.integers(0, 30), st.integers(0, 30), st.integers(1, 10)).filter(
+    lambda copy: abs(copy.source - copy.target) >= copy.tokens
+)
+
+
+@settings(deadline=None)
+@given(_COPY, _COPY)
+def test_copies_that_do_not_depend_on_each_other_give_the_same_in_any_order(
+    first: SlotCopy, second: SlotCopy
+) -> None:
+    def copied(*copies: SlotCopy) -> list[int]:
+        pool = list(range(50))
+        for source, target, tokens in copies:
+            pool[target : target + tokens] = pool[source : source + tokens]
+        return pool
+
+    if not second.depends_on(first):
+        assert copied(first, second) == copied(second, first)
+    assert second.depends_on(first) == first.depends_on(second)

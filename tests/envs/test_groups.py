@@ -12,12 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes.compat.atropos.helpers import (
-    allclose_to_first,
-    compute_discounted_returns,
-    compute_grpo_process_supervision_advantages,
-    compute_stats,
-)
 from hermes.core.stats import interval, wilson
 from hermes.envs.config import BaseEnvConfig, EvalHandlingEnum
 from hermes.envs.failures import EnvironmentRunError
@@ -153,19 +147,6 @@ async def test_a_sample_that_fails_for_the_infrastructure_is_tried_again_and_the
     assert (tried.count(1), tried.count(2), tried.count(3)) == (2, 3, 1)
     with pytest.raises(EnvironmentRunError, match="none of 1 samples"):
         await measure([2], work, max_concurrency=1)
-
-
-def test_process_supervision_normalises_over_all_steps() -> None:
-    assert compute_stats([[1, 2], [3]]) == {"mean": 2.0, "var": pytest.approx(2 / 3)}
-    assert list(compute_discounted_returns([1.0, 2.0, 4.0], 0.5)) == [3.0, 4.0, 4.0]
-    made = compute_grpo_process_supervision_advantages([[1.0, 0.0], [0.0]])
-    deviation = (2 / 9) ** 0.5
-    assert made[0] == pytest.approx([(2 / 3 - 1 / 3) / deviation, -1 / 3 / deviation])
-    assert made[1] == pytest.approx([-1 / 3 / deviation])
-    with pytest.raises(ValueError, match="all the same"):
-        compute_grpo_process_supervision_advantages([[1.0], [1.0, 1.0]])
-    assert allclose_to_first([[1.0, 2.0], [1.0, 2.0]]) is True
-    assert list(allclose_to_first([[1.0], [2.0]], return_vector=True)) == [True, False]
 
 
 def test_a_synchronous_environment_begins_what_the_batch_still_needs() -> None:

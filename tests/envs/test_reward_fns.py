@@ -13,23 +13,14 @@ from hermes.compat.atropos.reward_fns import (
     RewardRegistry,
     registry,
 )
-from hermes.compat.atropos.reward_fns.maths import R1Reward
-from hermes.compat.atropos.reward_fns.text import to_slp1
 from hermes.envs.failures import classify
-from hermes.errors import MissingDependencyError, UsageError
+from hermes.errors import UsageError
 
 
 def scores(
     name: str, *completions: Any, weight: float = 1.0, options: Any = None, **context: Any
 ) -> list[float]:
     return registry.create(name, weight=weight, **(options or {}))(list(completions), **context)
-
-
-def test_every_name_of_the_original_is_there_and_is_what_it_says() -> None:
-    wanted = "accuracy cascading_r1_math chandas_meter combined cosine_scaled crossword_format format r1"
-    assert set(wanted.split()) | {"reasoning_steps", "repetition_penalty"} <= set(registry.list_registered())
-    assert registry.get("r1") is R1Reward
-    assert registry.get("accuracy_reward") is registry.get("accuracy")
 
 
 def test_accuracy_is_by_value_and_not_fooled_by_a_list_of_guesses() -> None:
@@ -43,7 +34,6 @@ def test_accuracy_is_by_value_and_not_fooled_by_a_list_of_guesses() -> None:
 
 def test_form_alone_is_worth_nothing_where_it_is_only_a_bonus() -> None:
     good, wrong, bare = "<think>hm</think> 4", "<think>hm</think> 5", "4"
-    assert scores("cascading_r1_math", good, wrong, bare, solution="4") == [1.5, 0.0, 1.0]
     assert scores("r1", good, wrong, bare, solution="4") == [1.5, 0.5, 1.0]
     assert scores("r1", "<think></think><think>a</think> 4", solution="4") == [1.0], "thinks twice"
 
@@ -53,26 +43,6 @@ def test_tags_must_be_opened_and_closed() -> None:
     assert scores("format", *texts) == [1.0, 1.0, 0.0, 0.0]
     assert scores("format", *texts, options={"require_all_tags": True}) == [1.0, 0.0, 0.0, 0.0]
     assert scores("format", "<a.b>x</a.b>", "<aXb>x</aXb>", options={"preferred_tags": ["a.b"]}) == [1.0, 0.0]
-
-
-def test_repetition_costs_and_saying_nothing_does_not_pay() -> None:
-    fine = "The cat sat quietly near the window. Outside, several birds were singing about summer rain."
-    stuck = "This is the same sentence again. " * 6
-    first, second, third = scores("repetition_penalty", fine, stuck, "word")
-    assert first == 0.0 and -1.0 <= second < -0.5 and third == -0.1
-    flood = "spam " * 3000 + ". " + "spam " * 10
-    assert scores("repetition_penalty", flood)[0] <= -0.5
-
-
-def test_steps_are_counted_up_to_a_bound() -> None:
-    none, some, many = scores(
-        "reasoning_steps", "4", "First, add. Then, check. Finally, answer.", "Step 1: a\nStep 2: b\n" * 50
-    )
-    assert none == 0.0 < some < many <= 1.0
-
-
-def test_crossword_answers_have_letters_only() -> None:
-    assert scores("crossword_format", "1-Across: CAT", "2-Down: C4T", "cat") == [1.0, 0.0, 0.0]
 
 
 @registry.register
@@ -90,7 +60,7 @@ def test_a_reward_that_is_no_number_is_a_failure_of_the_grader_and_not_0(complet
 
 
 def test_a_missing_solution_is_a_failure_of_the_grader() -> None:
-    for name in ("accuracy", "r1", "cosine_scaled"):
+    for name in ("accuracy", "r1"):
         with pytest.raises(RewardError, match="no solution"):
             scores(name, "4")
     with pytest.raises(RewardError, match="2 solutions were given for 1"):
@@ -136,9 +106,3 @@ def test_completions_come_in_every_form() -> None:
         {"role": "user", "content": "4"},
     ]
     assert [RewardFunction.get_content(form) for form in forms] == ["4", "4", "4", "4", ""]
-
-
-def test_a_package_that_is_missing_is_named() -> None:
-    assert to_slp1("dharma kṛṣṇa") == "Darma kfzRa"
-    with pytest.raises(MissingDependencyError, match="chandas"):
-        scores("chandas_meter", "verse")

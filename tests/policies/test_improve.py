@@ -16,6 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hermes.core import Message
+from hermes.data.preference.pairs import PreferencePair
 from hermes.data.preference.rows import RatedSpan
 from hermes.errors import UsageError
 from hermes.policies.improve import should_promote
@@ -79,7 +80,6 @@ def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
     assert len(record["ratings"]) > 40 and set(record["ratings"]) <= stored  # from ratings to weights
     page = Path(str(first["report"]))
     assert "Promoted" in page.read_text() and "What got worse" in page.read_text()
-    assert "<h1>" in page.with_name("report.html").read_text()
     error, fix = failure(hermes(tmp_path, "improve", "--base-model", str(tiny), "--device", "cpu"), 2)
     assert "no new ratings" in error and "rate" in fix
     check_the_name_policy(tmp_path, tiny, record)
@@ -134,7 +134,7 @@ def test_coin_tosses_that_two_runs_repeat_promote_nothing(tmp_path: Path, tiny: 
     """Learned by heart in one run, they would be right about the other: the same question is on one side."""
     server = launch(tiny, tmp_path / "engine", "--max-adapters", "64")
     try:
-        for seed in range(5):
+        for seed in range(3):
             home = tmp_path / str(seed)
             write_rated_store(home, 48, seed=seed, random_ratings=True, runs=("r", "s"))
             arguments = ("--examples", "0", "--service", server.url, "--seed", str(seed))
@@ -243,6 +243,41 @@ def test_random_ratings_promote_nothing_in_twenty_of_twenty_seeds() -> None:
             better, worse = likes if draw.random() < 0.5 else likes[::-1]  # but not what people prefer
             gains.append(ComparisonGain(HeldOutComparison(nothing, nothing, str(number)), better, worse))
         assert not should_promote(run_test([gain.result for gain in gains]), None)
+
+
+def test_what_was_learned_by_heart_in_one_run_decides_nothing_about_another(tmp_path: Path) -> None:
+    """The decision on the real split of two runs of the same questions: a candidate that has every trained
+    coin toss by heart, and tosses a coin itself elsewhere. With a split by run and task it would win."""
+    promoted = 0
+    for seed in range(10):  # always the same: the test may promote a coin in 5 of 100
+        home = tmp_path / str(seed)
+        home.mkdir()
+        write_rated_store(home, 48, seed=seed, random_ratings=True, runs=("r", "s"))
+        with Reader(home / "hermes.db") as reader:
+            rows = gather_rows(reader, 0, 0.3)
+        draw = random.Random(seed)
+        assert not should_promote(run_test(_recited(draw, rows.pairs, rows.held_out_pairs)), None), seed
+        pairs = [*rows.pairs, *rows.held_out_pairs]
+        held_out = set(draw.sample(range(len(pairs)), k=len(pairs) // 3))
+        sides = ([p for i, p in enumerate(pairs) if (i in held_out) is side] for side in (False, True))
+        promoted += should_promote(run_test(_recited(draw, *sides)), None)
+    assert promoted >= 8, "a split by run and task would have promoted most of them"
+
+
+def _recited(
+    draw: random.Random, trained: list[PreferencePair], held_out: list[PreferencePair]
+) -> list[float]:
+    """Wins (1) and losses (0) of one who learned the trained pairs by heart, one for each held-out task."""
+    chosen = {(pair.prompt, pair.chosen) for pair in trained}
+    rejected = {(pair.prompt, pair.rejected) for pair in trained}
+    results = []
+    for comparison in held_out_comparisons(ImprovementRows(held_out_pairs=held_out), Method.DPO):
+        better = (comparison.better.prompt, comparison.better.completion)
+        if (better in chosen) != (better in rejected):
+            results.append(float(better in chosen))
+        else:
+            results.append(float(draw.random() < 0.5))
+    return results
 
 
 def test_a_candidate_that_is_worse_on_tasks_is_not_promoted() -> None:

@@ -14,34 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from hermes.core.clock import now_ms
 from hermes.engine.lora.peft import merge_peft
 from hermes.engine.types import EngineUserError
 from hermes.rl.process import ProcessId
-from hermes.rl.run import RlRun, RunState, RunStatus
-from hermes.rl.run_config import RunConfig
 from hermes.store import Reader
 from tests.cli.process import failure
+from tests.policies.named_home import RUN, home_with_run, write_adapter
 from tests.rl.world import answer, hermes, tiny_model
 from tests.waiting import wait_until
 
 SHORT = {"HERMES_SAMPLING__MAX_TOKENS": "8", "HERMES_SAMPLING__TEMPERATURE": "0"}
-RUN = "letters-1118"
-
-
-def write_adapter(model: Path, folder: Path, targets: list[str], seed: int) -> None:
-    """One that changes what the model says."""
-    torch.manual_seed(seed)
-    adapted = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, target_modules=targets)
-    )
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(0, 1)
-    adapted.save_pretrained(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, model: Path) -> Path:
-    """With a run that has ended, and two checkpoints of it."""
-    run = RlRun(tmp_path / "home", RUN)
-    for step in (2, 4):
-        folder = run.folder / "engine" / "01RUN" / "sampler_weights" / f"step-{step}"
-        write_adapter(model, folder, ["q_proj", "down_proj"], step)
-    section = {"model": str(model), "device": "cpu", "service": None, "toolsets": []}
-    RunConfig.parse({"env": {}, "run": section}, "test").write(run.folder)
-    path = "tinker://01RUN/{}/step-{}"
-    kept = [[step, path.format("weights", step), path.format("sampler_weights", step)] for step in (2, 4)]
-    state = {"format": 1, "kind": "rl", "settings": {}, "kept": kept, "best": None}
-    (run.folder / "training.json").write_text(json.dumps(state))
-    run.write_status(RunStatus(state=RunState.COMPLETED, started_at_ms=now_ms(), ended_at_ms=now_ms()))
-    return run.home
+    return home_with_run(tmp_path / "home", model)
 
 
 def asked(home: Path, *flags: str) -> dict[str, object]:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hermes.batch.reward import load_reward
 from hermes.envs.tasks.split import Split
-from hermes.quickstart.feedback import true_reward
 from hermes.quickstart.feedback.answers import PolicyAnswers
 from hermes.quickstart.feedback.rule import examples, judge, questions
-from hermes.quickstart.feedback.stages import flip_labels, rlhf_point, split_pairs
+from hermes.quickstart.feedback.stages import split_pairs
 from tests.cli.process import hermes
 
 
@@ -48,13 +46,6 @@ def test_a_policy_wins_where_the_rule_gives_more_stars_and_a_tie_counts_half() -
     assert better.wins_against(base).mean == pytest.approx((1 + 0.5 + 0) / 3)
 
 
-def test_the_true_reward_is_loaded_by_its_path_as_the_environment_does() -> None:
-    class Answered:
-        answer = "12. You are welcome!"
-
-    assert load_reward(f"{true_reward.__file__}:stars")(Answered()) == 1.0  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def home(bundled_home: Path, tmp_path: Path) -> Path:
     home = tmp_path / "home"
@@ -70,20 +61,12 @@ def pairs_file(folder: Path) -> Path:
     return path
 
 
-def test_pairs_of_one_question_are_on_one_side_and_labels_flip_at_the_stated_rate(tmp_path: Path) -> None:
+def test_pairs_of_one_question_are_on_one_side(tmp_path: Path) -> None:
     train, held_out = split_pairs(pairs_file(tmp_path), 0.2)
     sides = [
         {json.loads(line)["prompt"] for line in path.read_text().splitlines()} for path in (train, held_out)
     ]
     assert not sides[0] & sides[1] and 20 < len(sides[1]) < 60
-    noisy = [json.loads(line) for line in flip_labels(train, 0.3, seed=0).read_text().splitlines()]
-    share = sum(row["chosen"] == "bad" for row in noisy) / len(noisy)
-    assert 0.2 < share < 0.4
-
-
-def test_a_point_of_the_curve_has_proxy_truth_and_kl() -> None:
-    row = {"step": 3, "reward/mean": 0.5, "reward/true": 0.4, "kl/reference": 0.1, "train/loss": 1.0}
-    assert rlhf_point(row) == {"step": 3, "proxy": 0.5, "true": 0.4, "kl": 0.1}
 
 
 @pytest.mark.slow
@@ -94,9 +77,6 @@ def test_every_stage_of_the_second_act_runs_once(home: Path, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
-    assert list(outcome["policies"]) == ["base", "after DPO", "after RLHF"]
+    assert list(outcome["policies"]) == ["base", "after DPO"]
     assert outcome["answers"] == 32 and 1 <= outcome["stars"] <= 5
     assert (Path(outcome["folder"]) / "before-after.svg").read_text().startswith("<svg ")
-    assert outcome["reward_model"]["pairs"] >= 1
-    assert [point["step"] for point in outcome["curve"]] == [1, 2]
-    assert all({"proxy", "true", "kl"} <= point.keys() for point in outcome["curve"])

@@ -15,18 +15,7 @@ from tests.engine.http.engine_process import launch
 from tests.ports import free_port
 from tests.rl.world import tiny_model
 
-FEEDBACK = (feedback.CPU, feedback.SHORT)
-
-
-def test_five_minutes_are_enough_for_ratings_and_dpo_and_full_adds_rlhf() -> None:
-    short, full, fast, cuda = (
-        feedback.choose(fast=False, cuda=False),
-        feedback.choose(fast=False, cuda=False, full=True),
-        feedback.choose(fast=True, cuda=True),
-        feedback.choose(fast=False, cuda=True),
-    )
-    assert [recipe.rlhf for recipe in (short, full, fast, cuda)] == [False, True, True, True]
-    assert fast.questions < short.questions < full.questions < cuda.questions
+FEEDBACK = (feedback.CUDA, feedback.CPU, feedback.FAST)
 
 
 @pytest.mark.parametrize("recipes", [(CPU, FAST), FEEDBACK])

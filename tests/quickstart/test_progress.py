@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hermes.core.durations import duration, rate_text
-from hermes.quickstart.act import read_counts
 from hermes.quickstart.progress import INTERVAL_S, StageMeter
 
 
@@ -61,10 +60,3 @@ def test_rates_and_durations_are_told_in_units_that_fit() -> None:
         "1 min 40 s",
         "5 min 01 s",
     ]
-
-
-def test_the_engines_counts_are_read_from_its_metrics_page() -> None:
-    page = (
-        "# TYPE hermes_engine_sampled_tokens_total counter\nhermes_engine_sampled_tokens_total 12\nother 3\n"
-    )
-    assert read_counts(page) == {"sampled_tokens_total": 12.0}

@@ -46,7 +46,7 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path, rep
     assert all("12 * 7" not in json.dumps(row) for row in rows)  # the examples are not data
     assert "step  2/2" in done.stderr and f"/runs/{run}" in done.stderr
 
-    listed = json.loads(hermes(home, "trajectories", "list", "--run", run, "--json").stdout)
+    listed = json.loads(hermes(home, "trajectories", "list", "--run", run, "--limit", "100", "--json").stdout)
     assert len(listed) == 8 + 2 * 8 + 2 * 4, "the batch, two steps of eight, two evaluations of four"
     (described,) = json.loads(hermes(home, "rl", "status", "--all", "--json").stdout)["runs"]
     assert (described["run_id"], described["status"]) == (run, "completed")

@@ -8,7 +8,7 @@ from pathlib import Path
 from hermes.core.stats import wilson
 from hermes.quickstart import report
 from hermes.quickstart.act import Stage
-from hermes.quickstart.outcome import Point, QuickstartOutcome
+from hermes.quickstart.report import Point, QuickstartOutcome
 from hermes.quickstart.stages import step_line
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +44,20 @@ def test_a_port_that_is_in_use_or_reserved_is_not_chosen(port: int) -> None:
     with listening() as url:
         taken = int(url.rpartition(":")[2])
         assert ports.choose(taken) != taken
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_a_folder_of_claims_of_another_user_is_not_used(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links would lead anywhere, and its locks would hold a search for a port up."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    claims = tmp_path / f"hermes-ports-{os.getuid()}"
+    claims.mkdir()
+    (claims / str(port)).symlink_to(tmp_path / "made")
+    os.chown(claims, 59998, 59998)
+    assert ports.choose(port) == port
+    assert not (tmp_path / "made").exists()
 
 
 def test_without_a_directory_for_the_claims_a_free_port_is_chosen(

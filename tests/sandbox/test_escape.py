@@ -25,6 +25,7 @@ from tests.sandbox.probes import CANARY, PROBES, Probe, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 IS_ROOT = os.geteuid() == 0
+HOME = os.environ.get("HOME", "/")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,7 @@ async def test_nor_does_any_in_a_workspace_that_belongs_to_root(world: World, tm
 async def test_nor_does_any_in_a_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     need("docker")
     monkeypatch.setenv("PROBE_CANARY", CANARY)
+    monkeypatch.setenv("HOME", HOME)  # where podman without root has its images
     settings = SandboxSettings(backend="docker", image=IMAGE, **SMALL)
     sandbox = await open_sandbox(settings, interactive=False)
     try:

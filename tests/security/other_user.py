@@ -16,8 +16,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="the peer's user is k
 _OTHER_USER = """
 import os, socket, sys
 os.setgid(59998); os.setuid(59998)
-client = socket.socket()
-client.connect(("127.0.0.1", int(sys.argv[1])))
+address = sys.argv[3]
+client = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+client.connect((address, int(sys.argv[1])))
 client.sendall(b"GET / HTTP/1.1\\r\\nhost: localhost\\r\\nconnection: close\\r\\n\\r\\n")
 if sys.argv[2] == "close": client.close(); sys.exit()
 reply = b""
@@ -26,11 +27,11 @@ print(reply.decode())
 """
 
 
-def as_other_user(url: str, how: str = "read") -> str:
+def as_other_user(url: str, how: str = "read", address: str = "127.0.0.1") -> str:
     port = url.rpartition(":")[2]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         program = Path(folder, "client.py")
         program.write_text(_OTHER_USER)
-        command = ["/usr/bin/env", "python3", str(program), port, how]
+        command = ["/usr/bin/env", "python3", str(program), port, how, address]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

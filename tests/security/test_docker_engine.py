@@ -7,13 +7,15 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hermes.config.settings import SandboxSettings
-from hermes.sandbox import open_sandbox
+from hermes.errors import SandboxError
+from hermes.sandbox import docker, open_sandbox
 from hermes.sandbox.base import Sandbox, end_processes
-from hermes.sandbox.docker import LABEL, find_engine
+from hermes.sandbox.docker import LABEL, find_engine, run_argv
 from tests.sandbox.conftest import Marker, need
 
 SETTINGS = SandboxSettings(backend="docker", memory_mb=100, max_processes=60)
@@ -49,6 +51,20 @@ async def test_a_daemon_is_dead_before_grading_and_the_container_goes_on(
     await end_processes(sandbox, ())
     assert marker.running() == []
     assert (await sandbox.run("echo still here")).output == "still here\n"
+
+
+async def test_an_engine_that_ignores_its_limits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As podman does without root and with control groups of version 1; here it is not given the limit."""
+    need("docker")
+    monkeypatch.setattr(docker, "run_argv", _without_a_memory_limit)
+    with pytest.raises(SandboxError, match="limits neither memory nor processes"):
+        await open_sandbox(SETTINGS, interactive=False)
+
+
+def _without_a_memory_limit(*arguments: Any, **options: Any) -> list[str]:
+    argv = run_argv(*arguments, **options)
+    at = argv.index("--memory")
+    return argv[:at] + argv[at + 4 :]  # and --memory-swap
 
 
 async def test_shared_memory_counts_towards_the_limit(sandbox: Sandbox) -> None:

@@ -12,44 +12,12 @@ from typing import Any
 
 import pytest
 
-LISTENING = """
-import json, os
-from pathlib import Path
+from tests.security import sockets
+from tests.security.sockets import is_loopback
 
-def descendants(root):
-    children = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            pid, rest = stat.parent.name, stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(rest[1]), []).append(int(pid))
-    pids, pending = [root], [root]
-    while pending:
-        below = children.get(pending.pop(), [])
-        pids += below
-        pending += below
-    return pids
-
-def listening():
-    "The local addresses, in hexadecimal, at which this process and its descendants listen."
-    sockets = set()
-    for pid in descendants(os.getpid()):
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                sockets.add(os.readlink(link))
-            except OSError:
-                continue
-    addresses = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
-                addresses.append(fields[1])
-    return addresses
-"""
+LISTENING = Path(sockets.__file__).read_text()
 RAY = """
-import secrets
+import json, secrets
 from hermes.cluster import connect
 connect.prepare(None, insecure=False)
 with connect.open_cluster(None, 1) as ray:
@@ -63,13 +31,13 @@ with connect.open_cluster(None, 1) as ray:
     accepted["own"] = connect._accepts(address, {})
     from ray._private.worker import _global_node
     figures = {
-        "listening": listening(), "accepted": accepted, "dashboard": _global_node.webui_url or "",
+        "listening": sorted(listening()), "accepted": accepted, "dashboard": _global_node.webui_url or "",
         "folder": oct(Path(_global_node.get_temp_dir_path()).parent.stat().st_mode & 0o777),
     }
 print(json.dumps(figures))  # what is printed within the block goes nowhere
 """
 TRACKIO = """
-import sys
+import json, sys
 from hermes.training.monitor.sinks import Label, Sinks
 sinks = Sinks([])
 sinks.add("trackio", Path(sys.argv[1]), Label("run-1", "project-1", "title-1"), {"rank": 8})
@@ -77,6 +45,23 @@ sinks.write(1, {"reward/mean": 0.5})
 during = listening()
 sinks.close()
 print(json.dumps({"listening": [*during, *listening()], "failures": sinks.failures}))
+"""
+
+
+WANDB = """
+import json, sys
+from hermes.training.monitor.sinks import Label, Sinks
+sinks = Sinks([])
+sinks.add("wandb-offline", Path(sys.argv[1]), Label("run-1", "project-1", "title-1"), {"rank": 8})
+sinks.write(1, {"reward/mean": 0.5})
+during = listening()
+paths = {line.split()[7] for line in Path("/proc/net/unix").read_text().splitlines()[1:] if "wandb" in line}
+open_to_all = [
+    path for path in paths - set(json.loads(sys.argv[2]))
+    if Path(path).stat().st_mode & 0o022 and Path(path).parent.stat().st_mode & 0o011
+]
+sinks.close()
+print(json.dumps({"listening": [*during, *listening()], "failures": sinks.failures, "open": open_to_all}))
 """
 
 
@@ -89,10 +74,10 @@ def needs(package: str) -> None:
         pytest.skip("sockets are listed in /proc, which is Linux's")
 
 
-def run(script: str, folder: Path) -> dict[str, Any]:
+def run(script: str, folder: Path, *arguments: str) -> dict[str, Any]:
     environ = {**os.environ, "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio")}
     done = subprocess.run(
-        [sys.executable, "-c", LISTENING + script, str(folder)],
+        [sys.executable, "-c", LISTENING + script, str(folder), *arguments],
         env={name: value for name, value in environ.items() if not name.startswith("RAY_")},
         capture_output=True,
         text=True,
@@ -108,9 +93,8 @@ def run(script: str, folder: Path) -> dict[str, Any]:
 def test_our_ray_cluster_listens_on_loopback_has_no_dashboard_and_wants_its_token(tmp_path: Path) -> None:
     needs("ray")
     figures = run(RAY, tmp_path)
-    loopback = ("0100007F:", "00000000000000000000000001000000:", "0000000000000000FFFF00000100007F:")
     assert figures["listening"]
-    assert [address for address in figures["listening"] if not address.startswith(loopback)] == []
+    assert [end for end in figures["listening"] if not is_loopback(end[0])] == []
     assert figures["accepted"] == {"disabled": False, "token": False, "own": True}
     assert figures["dashboard"] == "", "the API of jobs is a part of the dashboard"
     assert figures["folder"] == "0o700"
@@ -121,3 +105,10 @@ def test_trackio_opens_no_port_and_stores_only_the_metrics_of_the_run(tmp_path: 
     figures = run(TRACKIO, tmp_path)
     assert figures == {"listening": [], "failures": {}}
     assert (tmp_path / "trackio" / "project-1.db").exists()
+
+
+def test_wandb_opens_no_port_and_no_socket_that_others_can_connect_to(tmp_path: Path) -> None:
+    needs("wandb")
+    before = [line.split()[7] for line in Path("/proc/net/unix").read_text().splitlines() if "wandb" in line]
+    figures = run(WANDB, tmp_path, json.dumps(before))
+    assert figures == {"listening": [], "failures": {}, "open": []}

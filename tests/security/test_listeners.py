@@ -24,6 +24,7 @@ from hermes.engine.replicas.ray_process import RayPlaces
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.cli.sample_grader import sample_settings
 from hermes.envs.tasks.corpus.pages import CorpusServer
+from hermes.rl.run import last_step
 from hermes.tools.browser.proxy import GuardedProxy
 from hermes.training.service.client import ServiceConnection
 from hermes.training.service.openai_proxy import serve_proxy
@@ -31,14 +32,25 @@ from hermes.training.service.token_meter import TokenMeter
 from tests.cli.leaves import leaf_commands
 from tests.engine.http.engine_process import KEY, Server, launch, make_tiny
 from tests.fakes.lora_server import LoraServer
+from tests.policies.named_home import RUN, home_with_run
+from tests.rl.world import kill_runs, make_home, start_run, tiny_model
 from tests.security.other_user import as_other_user, as_root, linux
+from tests.security.sockets import is_loopback, listening
+from tests.waiting import wait_until
 
 SOURCE = Path(hermes.__file__).parent
 TOKEN = "a-token-of-enough-characters"
 _OPENS = re.compile(
-    r"(create|start)(_unix)?_server|(Threading)?(HTTP|TCP)Server|Unix(Stream)?(Server|Site)|TCPSite|Listener|listen"
+    r"(create|start)(_unix)?_server|(Threading)?(HTTP|TCP|UDP)Server|Unix(Stream)?(Server|Site)|TCPSite|Listener"
+    r"|listen|bind|run_app|run_server|serve_forever|SyncManager|BaseManager|(TCP|Hash)Store|init_process_group"
+    r"|init_rpc|start_webserver|create_datagram_endpoint|add_insecure_port|make_server|run_simple"
 )
-"""Names of the calls by which Python programs open a socket for others."""
+"""Names of the calls by which Python programs open a socket for others, or have a library open one."""
+_NO_SOCKETS_FOR_OTHERS = {
+    ("hermes.tools.browser.proxy", "asyncio.start_server"),  # on the socket of `listen`
+    ("hermes.rl.supervise.ports", "probe.bind"),  # closed at once: is the port free?
+    ("hermes.engine.tensor_parallel.collectives", "dist.init_process_group"),  # NCCL, see below
+}
 
 
 def calls_in(path: Path) -> Iterator[tuple[str, str]]:
@@ -83,15 +95,34 @@ def test_one_function_opens_every_socket() -> None:
         for owner, name in calls_in(path)
         if _OPENS.fullmatch(name)
     }
-    servers = {module for module, _ in openings}
     assert ("hermes.serving", "socket.create_server") in openings, "the search finds what it looks for"
-    assert servers == {*listening_modules(), "hermes.serving", "hermes.tools.browser.proxy"}
-    outside = {
+    elsewhere = {
         opening
         for opening in openings
         if opening[0] != "hermes.serving" and opening[1] not in ("listen", "Listener")
     }
-    assert outside == {("hermes.tools.browser.proxy", "asyncio.start_server")}  # on the socket of `listen`
+    assert elsewhere == _NO_SOCKETS_FOR_OTHERS
+    assert {module for module, name in openings if name == "listen"} == listening_modules()
+
+
+def test_servers_run_on_a_socket_of_that_function_only() -> None:
+    """uvicorn opens one itself unless it is given one."""
+    runs = {
+        (module_name(path), owner, name)
+        for path in source_files()
+        for owner, name in calls_in(path)
+        if owner == "uvicorn" or (owner == "server" and name in ("serve", "run"))
+    }
+    assert {module for module, _, _ in runs} == {"hermes.serving"}
+    assert not {name for _, _, name in runs} & {"run", "main"}
+    source = (SOURCE / "serving" / "__init__.py").read_text()
+    assert source.count("server.serve(") == source.count("server.serve(sockets=[listener.socket])") == 2
+
+
+def test_ranks_of_a_model_that_have_a_gpu_each_meet_on_loopback() -> None:
+    """NCCL cannot be run here. It drops connections that lack the random number of its unique id."""
+    source = (SOURCE / "engine" / "tensor_parallel" / "collectives.py").read_text()
+    assert 'os.environ["NCCL_SOCKET_IFNAME"] = "=lo"' in source and '"gloo"' not in source
 
 
 @contextmanager
@@ -166,20 +197,15 @@ def openai_proxy(engine: Server, model: Path, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def fleet(engine: Server, model: Path, folder: Path, *flags: str, **variables: str) -> Iterator[str]:
-    with LoraServer(engine.url, str(model), "vllm") as server:
-        words = [
-            "engine",
-            "fleet",
-            "--type",
-            "vllm",
-            "--base-url",
-            f"{server.url}/v1",
-            "--service",
-            engine.url,
-        ]
-        with command(folder, *words, "--folder", str(folder / "adapters"), *flags, **variables) as url:
-            yield url
+def fleet(world: World, *flags: str, **variables: str) -> Iterator[str]:
+    with command(
+        world.new_folder(),
+        *("engine", "fleet", "--type", "vllm", "--base-url", f"{world.vllm.url}/v1"),
+        *("--service", world.engine.url, "--folder", str(world.new_folder())),
+        *flags,
+        **variables,
+    ) as url:
+        yield url
 
 
 class World:
@@ -189,6 +215,7 @@ class World:
         self.folder = folder
         self.model = make_tiny(folder / "model")
         self.engine = launch(self.model, folder / "engine")
+        self.vllm = LoraServer(self.engine.url, str(self.model), "vllm")
 
     def new_folder(self) -> Path:
         path = self.folder / os.urandom(4).hex()
@@ -199,50 +226,60 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("listeners"))
-    yield made
+    with made.vllm:
+        yield made
     made.engine.kill()
 
 
-@contextmanager
-def running_engine(world: World) -> Iterator[str]:
-    yield world.engine.url
+def engine(world: World, *flags: str, **variables: str) -> AbstractContextManager[str]:
+    words = ("engine", "serve", "--model", str(world.model), "--device", "cpu", *flags)
+    return command(world.new_folder(), *words, **variables)
+
+
+def policy(world: World, *words: str) -> AbstractContextManager[str]:
+    folder = world.new_folder()
+    home_with_run(folder / "home", world.model)
+    return command(folder, *words)
 
 
 OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
-    "hermes.rollouts.server": lambda world: command(world.new_folder(), "api"),
-    "hermes.web.server": lambda world: command(world.new_folder(), "web", "--no-open"),
-    "hermes.engine.server.main": running_engine,
-    "hermes.rl.fleet.serve": lambda world: fleet(world.engine, world.model, world.new_folder()),
-    "hermes.training.preference.serve": lambda world: reward_server("127.0.0.1", ""),
-    "hermes.training.service.openai_proxy": lambda world: openai_proxy(
-        world.engine, world.model, world.new_folder()
-    ),
-    "hermes.compat.verifiers.gateway": lambda world: gateway(),
-    "hermes.envs.tasks.corpus.pages": lambda world: corpus(),
-    "hermes.envs.cli.sample_grader": lambda world: grader(),
+    "api": lambda world: command(world.new_folder(), "api"),
+    "web": lambda world: command(world.new_folder(), "web", "--no-open"),
+    "engine serve": engine,
+    "engine serve, two replicas": lambda world: engine(world, "--replicas", "2"),
+    "engine serve, two ranks": lambda world: engine(world, "--tensor-parallel-size", "2"),
+    "engine fleet": fleet,
+    "reward serve": lambda world: reward_server("127.0.0.1", ""),
+    "rl serve": lambda world: policy(world, "rl", "serve"),
+    "policy serve": lambda world: policy(world, "policy", "serve", f"run:{RUN}"),
+    "the trainer's proxy": lambda world: openai_proxy(world.engine, world.model, world.new_folder()),
+    "the gateway for verifiers": lambda world: gateway(),
+    "the corpus of an environment": lambda world: corpus(),
+    "the sample grader": lambda world: grader(),
 }
-"""How a server of each module is started without a token; gives its address."""
+"""How each server is started without a token; gives its address."""
+MODULES = {
+    "hermes.rollouts.server": "api",
+    "hermes.web.server": "web",
+    "hermes.engine.server.main": "engine serve",
+    "hermes.rl.fleet.serve": "engine fleet",
+    "hermes.training.preference.serve": "reward serve",
+    "hermes.training.service.openai_proxy": "the trainer's proxy",
+    "hermes.compat.verifiers.gateway": "the gateway for verifiers",
+    "hermes.envs.tasks.corpus.pages": "the corpus of an environment",
+    "hermes.envs.cli.sample_grader": "the sample grader",
+}
+"""The opener that runs each module that listens."""
 NO_HTTP = {"hermes.tools.browser.proxy", "hermes.engine.replicas.ray_process"}
 """A forward proxy and the workers' own protocol; they have tests of their own below."""
-COMMANDS = {
-    "api": "hermes.rollouts.server",
-    "web": "hermes.web.server",
-    "engine serve": "hermes.engine.server.main",
-    "engine fleet": "hermes.rl.fleet.serve",
-    "reward serve": "hermes.training.preference.serve",
-    "rl serve": "hermes.engine.server.main",
-    "policy serve": "hermes.engine.server.main",
-    "train grpo": "hermes.training.service.openai_proxy",
-    "train ppo": "hermes.training.service.openai_proxy",
-    "train rlhf": "hermes.training.service.openai_proxy",
-}
-"""The module that listens when a command with an option for a port runs."""
+INSIDE_OTHERS = {"train grpo", "train ppo", "train rlhf"}
+"""Commands with an option for the port of the trainer's proxy; a whole run is below."""
 
 
 def test_nothing_that_listens_is_forgotten() -> None:
-    assert listening_modules() == {*OPENERS, *NO_HTTP}
-    assert commands_with_a_port() == set(COMMANDS)
-    assert set(COMMANDS.values()) <= set(OPENERS)
+    assert listening_modules() == {*MODULES, *NO_HTTP}
+    assert set(MODULES.values()) <= set(OPENERS)
+    assert commands_with_a_port() <= {*OPENERS, *INSIDE_OTHERS}
 
 
 def ask(url: str, headers: str, path: str = "/", host: str | None = None, address: str = "127.0.0.1") -> str:
@@ -263,9 +300,12 @@ def status(reply: str) -> int:
 
 @linux
 @as_root
-@pytest.mark.parametrize("module", OPENERS)
-def test_only_its_user_is_answered(module: str, world: World) -> None:
-    with OPENERS[module](world) as url:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", OPENERS)
+def test_only_its_user_is_answered(name: str, world: World) -> None:
+    before = listening()
+    with OPENERS[name](world) as url:
+        assert listening() - before == {("127.0.0.1", int(url.rpartition(":")[2]))}, "nothing else listens"
         own = f"http://127.0.0.1:{url.rpartition(':')[2]}"
         assert status(ask(url, "")) not in (401, 403), "its own user is answered"
         assert status(ask(url, f"Origin: {own}\r\nSec-Fetch-Site: same-origin\r\n")) not in (401, 403)
@@ -286,7 +326,7 @@ def test_only_its_user_is_answered(module: str, world: World) -> None:
 @linux
 @as_root
 def test_the_page_for_people_says_why(world: World) -> None:
-    with OPENERS["hermes.web.server"](world) as url:
+    with OPENERS["web"](world) as url:
         reply = as_other_user(url)
         assert "<html" in reply and "This server answers only the user who started it" in reply
         assert "content-security-policy" in reply and "HERMES_WEB_TOKEN" in reply
@@ -300,16 +340,27 @@ WITH_A_HOST: dict[str, Callable[[World, str], AbstractContextManager[str]]] = {
     "web": lambda world, token: command(
         world.new_folder(), "web", "--no-open", "--host", "0.0.0.0", HERMES_WEB_TOKEN=token
     ),
-    "engine serve": lambda world, token: command(
-        world.new_folder(),
-        *("engine", "serve", "--model", str(world.model), "--device", "cpu", "--host", "0.0.0.0"),
-        HERMES_ENGINE_TOKEN=token,
-    ),
-    "engine fleet": lambda world, token: fleet(
-        world.engine, world.model, world.new_folder(), "--host", "0.0.0.0", HERMES_ENGINE_TOKEN=token
-    ),
+    "engine serve": lambda world, token: engine(world, "--host", "0.0.0.0", HERMES_ENGINE_TOKEN=token),
+    "engine fleet": lambda world, token: fleet(world, "--host", "0.0.0.0", HERMES_ENGINE_TOKEN=token),
     "reward serve": lambda world, token: reward_server("0.0.0.0", token),
 }
+
+
+def test_every_command_that_takes_a_host_is_tried_with_one() -> None:
+    takes_a_host = {
+        name
+        for name, command in leaf_commands(cli)
+        if any("--host" in parameter.opts for parameter in command.params)
+    }
+    assert takes_a_host == set(WITH_A_HOST)
+
+
+@linux
+@as_root
+def test_the_other_loopback_is_the_same(world: World) -> None:
+    with command(world.new_folder(), "web", "--no-open", "--host", "::1") as url:
+        assert status(ask(url, "", address="::1")) == 200
+        assert status(as_other_user(url, address="::1")) == 403
 
 
 @pytest.mark.parametrize("name", WITH_A_HOST)
@@ -324,6 +375,29 @@ def test_a_second_interface_needs_a_token(name: str, world: World) -> None:
             guessed = ask(url, "Authorization: Bearer wrong-wrong-wrong-wrong\r\n", address=address)
             assert status(guessed) == 401
             assert status(ask(url, f"Authorization: Bearer {TOKEN}\r\n", address=address)) not in (401, 403)
+
+
+@linux
+@as_root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_socket_of_a_whole_run_refuses_another_user(tmp_path: Path) -> None:
+    """Engine, API, trainer with its proxy, environment, and whatever libraries they load."""
+    home = make_home(tmp_path / "home", tiny_model(tmp_path / "model"), total_steps=100_000)
+    before = listening()
+    try:
+        run = start_run(home)
+        wait_until(lambda: last_step(run) >= 2)
+        current = run.status()
+        assert current.supervisor is not None
+        ids = [current.supervisor, *(part.process_id for part in current.processes.values())]
+        sockets = set[tuple[str, int]]().union(*(listening(each.pid) for each in ids if each is not None))
+        assert len(sockets - before) >= 2, "the API and the engine"
+        for address, port in sockets - before:
+            assert is_loopback(address)
+            assert status(as_other_user(f"http://{address}:{port}")) in (401, 403)
+    finally:
+        kill_runs(home)
 
 
 @linux

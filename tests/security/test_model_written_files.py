@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import hermes
 from hermes.config.load import load
 from hermes.errors import ToolError
 from hermes.rl.config.resolve import current_selection
@@ -205,6 +207,67 @@ def test_modules_in_the_current_directory_are_not_imported(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "trace").exists()
+
+
+_STARTS = """
+import sys
+from pathlib import Path
+from hermes.cluster.connect import _accepts
+from hermes.data.compress.counting.tokens import TokenizerSpec
+from hermes.data.compress.run.workers import open_workers
+from hermes.errors import HermesError
+from hermes.training.monitor.evaluations import _run_process
+from hermes.web.jobs import Jobs
+from hermes.web.runs.fields import read_fields
+
+if __name__ == "__main__":
+    home = Path(sys.argv[1])
+    job = Jobs(home).start("t", ("config", "show"), "/")
+    assert job.process.wait() == 0, job.output()
+    assert read_fields(home, "gsm8k")
+    assert not _accepts("127.0.0.1:1", {})
+    try:
+        _run_process(home / "no.py", home / "no.yaml", home / "out")
+    except HermesError as error:
+        assert "no.py" in error.message or "no.yaml" in error.message, error
+    with open_workers(TokenizerSpec("none", ""), 1) as workers:
+        workers._executor.submit(len, "x").exception()
+"""
+
+
+def test_nor_by_any_process_that_hermes_starts(tmp_path: Path) -> None:
+    """A chat may have left a `hermes` or a `json.py` in the folder in which `hermes web` starts."""
+    folder, program = tmp_path / "work", tmp_path / "starts.py"
+    program.write_text(_STARTS)
+    (folder / "hermes").mkdir(parents=True)
+    trap = f"open({str(tmp_path / 'trace')!r}, 'a').write(__name__ + ' ')"
+    for name in ("click", "json", "httpx", "ray", "multiprocessing", "tempfile", "hermes/__main__"):
+        (folder / f"{name}.py").write_text(trap)
+    (folder / "hermes" / "__init__.py").write_text(trap)
+    done = subprocess.run(
+        [sys.executable, str(program), str(tmp_path / "home")],
+        cwd=folder,
+        env={"HERMES_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not (tmp_path / "trace").exists(), (tmp_path / "trace").read_text()
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_interpreter_is_started_without_the_current_directory() -> None:
+    """Wherever an argument list has an interpreter before `-m` or `-c`."""
+    starts = []
+    for path in Path(hermes.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            words = [ast.unparse(item) for item in getattr(node, "elts", ())]
+            interpreters = [
+                at for at, word in enumerate(words) if word == "sys.executable" or "python" in word
+            ]
+            starts += [(path.name, words[at + 1]) for at in interpreters if words[at + 1 :]]
+    assert ("jobs.py", "'-P'") in starts, "the search finds what it looks for"
+    assert {start for start in starts if start[1] in ("'-m'", "'-c'", "__name__")} == set()
 
 
 async def test_a_file_of_tasks_outside_the_workspace_is_asked_about(tmp_path: Path) -> None:

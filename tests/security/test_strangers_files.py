@@ -18,26 +18,49 @@ import sqlite3
 import struct
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Never
 
 import pytest
 
+from hermes.batch.overview import overview
+from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import read_dataset
+from hermes.cli.chat.template_file import load_template
+from hermes.cli.compress.command import read_compress_file
 from hermes.config import env_file
 from hermes.config.load import load
 from hermes.core import Message
+from hermes.data.compress.counting.tokenizer import find_tokenizer
+from hermes.data.compress.counting.tokens import Counter as TokenCounter
+from hermes.data.compress.run.inputs import file_items, find_files
+from hermes.data.curate.base import read_eval_set
 from hermes.data.importing import import_files
 from hermes.engine.lora.adapter_tar import unpack
-from hermes.errors import HermesError
+from hermes.envs.dataset import load_tasks
+from hermes.envs.modes import commandline
+from hermes.errors import HermesError, UsageError
 from hermes.models.local.gguf import GGUFError, read_gguf
+from hermes.rl.config.run_file import read_run_file
+from hermes.rl.model_shape import shape_of
+from hermes.rl.run import RlRun, RunStatus, read_metrics
+from hermes.rl.run_config import RunConfig
 from hermes.skills.catalogue import list_skills
 from hermes.skills.source import read_source
 from hermes.store import Reader, Writer
 from hermes.store.upkeep.maintain import check
+from hermes.training.checkpoints import StateFile
+from hermes.training.preference.readout import ReadOut
+from hermes.training.preference.reward_model import RewardModelSpec, read_spec, write_spec
+from hermes.training.preference.sources import read_preference_files
+from hermes.training.schedule import parameters_of
+from hermes.training.start_weights import rank_of
 from tests import records
+from tests.rl.world import tiny_tokenizer
 from tests.skills.conftest import skill_text
 
 MEGABYTE = 1 << 20
@@ -111,6 +134,90 @@ def adapter(path: Path) -> object:
     from hermes.engine.lora.peft import _read
 
     return _read(path.parent)[0]
+
+
+def preferences(path: Path) -> object:
+    return read_preference_files([path])
+
+
+def chosen(path: Path) -> object:
+    from hermes.training.data.sft_examples import from_files
+
+    class Read(Exception):
+        """Rows of text are rendered by a model's tokenizer."""
+
+    def renderer() -> Never:
+        raise Read
+
+    with suppress(Read):
+        return list(from_files([path], renderer, Counter()))
+    return []
+
+
+def run_file(path: Path) -> object:
+    return read_run_file(path)
+
+
+def compress_file(path: Path) -> object:
+    return read_compress_file(path)
+
+
+def compress_input(path: Path) -> object:
+    files = find_files(str(path))
+    if files is None:
+        raise UsageError("as the command says")
+    return [item.broken for item in file_items(files, None, 100.0, 0)]
+
+
+def template(path: Path) -> object:
+    return load_template(path.parents[1], path.stem)
+
+
+def env_tasks(path: Path) -> object:
+    return load_tasks(str(path), "train", "prompt")
+
+
+def env_config(path: Path) -> object:
+    return commandline._read_yaml(path)
+
+
+def eval_set(path: Path) -> object:
+    return read_eval_set(path)
+
+
+def tokenizer(path: Path) -> object:
+    return TokenCounter(find_tokenizer(str(path.parent), path.parent))
+
+
+def model_config(path: Path) -> object:
+    from hermes.engine.model.config import read_stated_config
+
+    try:
+        read_stated_config(path.parent)
+    except ValueError as error:  # its caller names the model
+        raise HermesError(str(error)) from error
+    return shape_of(str(path.parent)), parameters_of(str(path.parent))
+
+
+def batch_run(path: Path) -> object:
+    return overview(path.parent)
+
+
+def batch_journal(path: Path) -> object:
+    return overview(path.parents[1])
+
+
+def rl_run(path: Path) -> object:
+    run = RlRun(path.parents[2], path.parent.name)
+    return run.config(), run.status(), StateFile(run.folder).state(), list(read_metrics(run.metrics_path))
+
+
+def reward_model(path: Path) -> object:
+    return read_spec(str(path), path.parent)
+
+
+def adapter_rank(path: Path) -> object:
+    return adapter(path), rank_of(path.parent)
 
 
 def rows() -> list[dict[str, object]]:
@@ -205,6 +312,56 @@ def sample_adapter_config(path: Path) -> None:
     sample_safetensors(path.parent / "adapter_model.safetensors")
 
 
+def sample_pairs(path: Path) -> None:
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    path.write_text("".join(json.dumps(pair) + "\n" for _ in range(20)))
+
+
+def sample_ids(path: Path) -> None:
+    row = {"input_ids": [1, 2, 3], "mask": [0, 1, 1]}
+    path.write_text("".join(json.dumps(row) + "\n" for _ in range(20)))
+
+
+def sample_text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+def sample_tokenizer(path: Path) -> None:
+    tiny_tokenizer(path.parent)
+
+
+def sample_model_config(path: Path) -> None:
+    from transformers import LlamaConfig
+
+    LlamaConfig(vocab_size=32, hidden_size=64, num_hidden_layers=1).save_pretrained(path.parent)
+
+
+def sample_journal(path: Path) -> None:
+    sample_batch(path)
+    entry = {"sample": "s", "state": "completed", "reason": None, "row": {"a": 1}}
+    path.write_text(json.dumps(entry) + "\n")
+
+
+def sample_batch(path: Path) -> None:
+    folder = path.parent if path.name == "run.json" else path.parents[1]
+    spec = RunSpec("r", "tasks.jsonl", "d", "m", settings={"a": 1})
+    (folder / "journal").mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(spec.to_json()))
+
+
+def sample_reward_model(path: Path) -> None:
+    write_spec(path.parent, RewardModelSpec("m", ("tinker://a",), ReadOut()))
+
+
+def sample_run(path: Path) -> None:
+    run = RlRun(path.parents[2], path.parent.name)
+    RunConfig.parse({"env": {}, "run": {"model": "m"}}, "test").write(run.folder)
+    run.write_status(RunStatus())
+    kept = {"kept": [[2, "a", "b"]], "best": None}
+    (run.folder / "training.json").write_text(json.dumps({"format": 1, "kind": "rl", "settings": {}, **kept}))
+    run.metrics_path.write_text('{"step": 1, "loss": 0.5}\n')
+
+
 class FileKind(NamedTuple):
     name: str
     """Where the file lies in the folder of its case."""
@@ -228,10 +385,33 @@ KINDS = {
     "skill, zip": FileKind("a.zip", sample_zip, archive),
     "adapter, tar": FileKind("adapter.tar", sample_adapter_tar, adapter_tar),
     "adapter": FileKind("adapter_model.safetensors", sample_adapter, adapter),
-    "adapter's config": FileKind("adapter_config.json", sample_adapter_config, adapter),
+    "adapter's config": FileKind("adapter_config.json", sample_adapter_config, adapter_rank),
     "safetensors": FileKind("model.safetensors", sample_safetensors, weights),
     "index": FileKind("model.safetensors.index.json", sample_index, weights_index),
     "GGUF": FileKind("model.gguf", sample_gguf, gguf),
+    "preference pairs": FileKind("pairs.jsonl", sample_pairs, preferences),
+    "token ids for SFT": FileKind("sft.jsonl", sample_ids, chosen),
+    "text for SFT": FileKind("sft.parquet", sample_parquet, chosen),
+    "evaluation set": FileKind("eval.jsonl", sample_jsonl, eval_set),
+    "configuration of a run": FileKind("run.yaml", sample_text("env: {group_size: 4}\n"), run_file),
+    "configuration of an environment": FileKind(
+        "env.yaml", sample_text("env: {group_size: 4}\n"), env_config
+    ),
+    "tasks of an environment": FileKind("env.jsonl", sample_jsonl, env_tasks),
+    "configuration of compress": FileKind("c.yaml", sample_text("tokenizer: a\n"), compress_file),
+    "trajectories to compress": FileKind("data.jsonl", sample_jsonl, compress_input),
+    "prompt template": FileKind("templates/a.yaml", sample_text("prompt: say $name\n"), template),
+    "tokenizer": FileKind("tokenizer.json", sample_tokenizer, tokenizer),
+    "tokenizer's config": FileKind("tokenizer_config.json", sample_tokenizer, tokenizer),
+    "model's config": FileKind("config.json", sample_model_config, model_config),
+    "chat template": FileKind("chat_template.jinja", sample_tokenizer, tokenizer),
+    "batch run": FileKind("run.json", sample_batch, batch_run),
+    "journal of a batch": FileKind("journal/w.jsonl", sample_journal, batch_journal),
+    "RL run": FileKind("runs/r/config.yaml", sample_run, rl_run),
+    "status of an RL run": FileKind("runs/r/status.json", sample_run, rl_run),
+    "checkpoints of a run": FileKind("runs/r/training.json", sample_run, rl_run),
+    "reward model": FileKind("reward_model.json", sample_reward_model, reward_model),
+    "metrics of a run": FileKind("runs/r/metrics.jsonl", sample_run, rl_run),
     "database": FileKind("hermes.db", sample_db, database),
 }
 
@@ -356,8 +536,13 @@ def place(folder: Path, kind: FileKind) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_no_damage_escapes_a_reader(kind: FileKind, tmp_path: Path) -> None:
-    if kind.read in (weights, weights_index, adapter):
+    if kind.read in (weights, weights_index, adapter, adapter_rank):
         import torch  # noqa: F401 - before the fork, so that no child has to
+    if kind.read in (tokenizer, model_config, chosen):
+        import transformers  # noqa: F401
+
+        import hermes.engine.model.config
+        import hermes.training.data.sft_examples  # noqa: F401
     if "parquet" in kind.name:
         import pyarrow.parquet  # noqa: F401
     seed = random.SystemRandom().randrange(1 << 32)
@@ -376,7 +561,7 @@ def test_no_damage_escapes_a_reader(kind: FileKind, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_no_special_file_holds_a_reader_up(kind: FileKind, tmp_path: Path) -> None:
-    if kind.read in (variables, adapter_tar):
+    if kind.read in (variables, adapter_tar, batch_journal):
         pytest.skip("it gets a file that we wrote ourselves")
     paths = []
     for number, make in enumerate((lambda path: path.mkdir(), lambda path: path.symlink_to(path.name))):

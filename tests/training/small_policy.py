@@ -178,7 +178,7 @@ class SmallRun:
             "small", folder, connection("http://127.0.0.1:9", {}), LoraSpec(BASE, seed=seed)
         )
         client: Any = policy
-        config = RlTrainerConfig(Schedule(rate), num_steps=1000, **settings)
+        config = RlTrainerConfig(schedule=Schedule(rate), num_steps=1000, **settings)
         self.session = TrainingSession(
             run,
             TrainingState("rl", {}),

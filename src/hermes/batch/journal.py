@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.data import typed
 from hermes.data.export.table import KINDS, fits
 from hermes.data.formats.batch import COLUMNS, EXTRA
@@ -108,7 +108,7 @@ def _check_row(entry: SampleEntry) -> None:
         return
     missing = [name for name in _NEVER_NULL if row.get(name) is None]
     wrong = [name for name, kind in _ROW.items() if not fits(row.get(name), kind)]
-    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name) or {}, dict)]
+    wrong += [name for name in ("tool_stats", "metadata") if not isinstance(row.get(name), dict | None)]
     if missing or wrong:
         raise ValueError(f"missing or of another type: {', '.join((*missing, *wrong))}")
     texts = [turn.get(name) for turn in row["conversations"] for name in ("from", "value")]
@@ -168,7 +168,7 @@ def read_segment(path: Path) -> Iterator[tuple[int, SampleEntry]]:
     """The entries of one segment, each with the offset of its line."""
     for offset, line in appendlog.read_lines_at(path):
         try:
-            entry = SampleEntry.from_json(json.loads(line))
+            entry = SampleEntry.from_json(parse_object(line))
         except (ValueError, KeyError, TypeError):
             _logger.warning("%s: the line at byte %d is damaged and is ignored", path, offset)
             continue

@@ -13,7 +13,7 @@ from hermes.batch.journal import SampleEntry, SampleState, read_journal
 from hermes.batch.plan import SampleKey
 from hermes.batch.progress import cause_of
 from hermes.batch.spec import load_spec
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.core.clock import now_ms
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.store import owner
@@ -23,7 +23,7 @@ _FOLDER, _NAME = "journal", "start.json"
 
 @dataclass
 class _Tally:
-    """What one pass over the journal adds up; each sample counts once."""
+    """The sums of one pass over the journal; each sample counts once."""
 
     states: dict[SampleKey, SampleState] = field(default_factory=dict)
     failures: dict[SampleKey, str] = field(default_factory=dict)
@@ -160,6 +160,6 @@ def read_start(folder: Path) -> StartRecord | None:
     """The newest start; None for a run that has none, or one that cannot be read."""
     text = read_text(folder / _FOLDER / _NAME)
     try:
-        return None if text is None else StartRecord(**json.loads(text))
+        return None if text is None else StartRecord(**parse_object(text))
     except (ValueError, TypeError):
         return None

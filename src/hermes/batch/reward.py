@@ -81,8 +81,15 @@ class RewardContext:
 
 
 def load_reward(reference: str) -> RewardFunction:
-    """`path/to/file.py:function`; the file is run once, in this process."""
+    """`path/to/file.py:function`; the file is run once, in this process.
+
+    UsageError: there is no such file or function, or the function cannot be called with one argument.
+    """
     file, _, name = reference.rpartition(":")
+    if not file and Path(reference).is_file():
+        raise UsageError(
+            f"--reward {reference}: no function is named", f"write {reference}:FUNCTION, for example score"
+        )
     path = Path(file)
     if not file or not path.is_file():
         raise UsageError(
@@ -103,8 +110,24 @@ def load_reward(reference: str) -> RewardFunction:
         raise UsageError(
             f"--reward {reference}: no function '{name}'", f"it has: {', '.join(names) or 'none'}"
         )
+    _check_signature(reference, function)
     loaded: RewardFunction = function
     return loaded
+
+
+def _check_signature(reference: str, function: Callable[..., Any]) -> None:
+    """UsageError: it cannot be called with the context alone, which would fail after the model was paid."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without one
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise UsageError(
+            f"--reward {reference}: {function.__name__}{signature} is called with one argument: {error}",
+            "write def reward(ctx), and read ctx.answer, ctx.expected, ctx.row and ctx.trajectory",
+        ) from error
 
 
 async def score(

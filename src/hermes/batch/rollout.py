@@ -32,6 +32,7 @@ from hermes.core import (
     Trajectory,
 )
 from hermes.core.clock import now_ms
+from hermes.data.example import unseen_thinking
 from hermes.data.formats import sharegpt
 from hermes.models.base import ChatModel
 from hermes.sandbox.base import Sandbox, end_processes
@@ -214,6 +215,7 @@ def _entry(
     data = sharegpt.to_row(trajectory, schemas, reward=reward)
     data = {name: value for name, value in data.items() if name not in ("parent_id", "relation")}
     data |= {"key": row.key, "sample": sample, **facts}
+    data["thinking_shown"] = not unseen_thinking(context.reader, trajectory)
     if reward_error is not None:
         data["reward_error"] = reward_error
     reason = filter_reason(trajectory, reward, context.spec.filters)

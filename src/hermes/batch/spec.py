@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from hermes.core import JSONObject, new_id
+from hermes.core import JSONObject, new_id, parse_object
 from hermes.disk.filelock import FileLock
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import ConfigError, UsageError
@@ -123,10 +123,11 @@ def _write_spec(folder: Path, spec: RunSpec, *, accept_changes: bool) -> RunSpec
 
 def load_spec(folder: Path) -> RunSpec:
     path = folder / "run.json"
+    text = read_text(path)
+    if text is None:
+        raise UsageError(f"there is no run in {folder}", "see 'hermes batch status'")
     try:
-        return RunSpec.from_json(json.loads(path.read_text("utf-8")))
-    except FileNotFoundError as error:
-        raise UsageError(f"there is no run in {folder}", "see 'hermes batch status'") from error
+        return RunSpec.from_json(parse_object(text))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a run's specification: {error}", "move the folder aside") from error
 
@@ -166,7 +167,7 @@ def hold_run(folder: Path) -> Iterator[None]:
 
 def _holder(path: Path) -> str:
     try:
-        facts = json.loads(read_text(path) or "")
+        facts = parse_object(read_text(path) or "")
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(facts["since_s"]))
         return f"process {facts['pid']} on {facts['host']} since {since}"
     except (ValueError, KeyError, TypeError):  # it has the lock and has not written its name yet

@@ -6,73 +6,49 @@ import sys
 from pathlib import Path
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, stored_variables
+from hermes.cli.model_options import model_options
+from hermes.cli.options import stored_variables
+from hermes.config.option import option
+
+
+class ApiOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "0: any free port.", ge=0, le=65535)
+    state_dir: Path | None = option(
+        None,
+        "Store all state here, so that it survives a crash. Without it the server starts empty.",
+        path="folder",
+    )
+    max_groups: int = option(
+        20_000, "Maximum number of stored groups; further posts are refused with 503.", hidden=True, ge=1
+    )
+    max_mb: int | None = option(
+        None, "Maximum size of stored groups in MB: 2048, or 32768 with --state-dir.", hidden=True, ge=1
+    )
+    max_body_mb: int = option(256, "Largest request body in MB, decompressed.", hidden=True, ge=1)
+    env_timeout_s: float = option(
+        60.0,
+        "Seconds without a request after which an environment counts as disconnected.",
+        "--timeout",
+        former=("--env-timeout",),
+        ge=0.1,
+    )
+    accept_unknown_envs: bool = option(
+        False, "Accept groups of unregistered environments, as the original server does."
+    )
+    no_token: bool = option(
+        False, "On loopback without HERMES_API_TOKEN: answer every user of this machine, not only you."
+    )
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
-)
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Store all state here, so that it survives a crash. Without it the server starts empty.",
-)
-@click.option(
-    "--max-groups",
-    hidden=True,
-    default=20_000,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Maximum number of stored groups; further posts are refused with 503.",
-)
-@click.option(
-    "--max-mb",
-    type=click.IntRange(min=1),
-    help="Maximum size of stored groups in MB: 2048, or 32768 with --state-dir.",
-)
-@click.option(
-    "--max-body-mb",
-    hidden=True,
-    default=256,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Largest request body in MB, decompressed.",
-)
-@click.option(
-    "--timeout",
-    "--env-timeout",
-    "env_timeout_s",
-    cls=RenamedOption,
-    default=60.0,
-    show_default=True,
-    type=click.FloatRange(min=0.1),
-    help="Seconds without a request after which an environment counts as disconnected.",
-)
-@click.option(
-    "--accept-unknown-envs",
-    is_flag=True,
-    help="Accept groups of unregistered environments, as the original server does.",
-)
-@click.option(
-    "--no-token",
-    is_flag=True,
-    help="On loopback without HERMES_API_TOKEN: answer every user of this machine, not only you.",
-)
+@model_options(ApiOptions)
 @stored_variables
-def api(
-    host: str,
-    port: int,
-    state_dir: Path | None,
-    max_groups: int,
-    max_mb: int | None,
-    max_body_mb: int,
-    env_timeout_s: float,
-    accept_unknown_envs: bool,
-    no_token: bool,
-) -> None:
+def api(options: ApiOptions) -> None:
     """Serve the trajectory API until interrupted: environments post groups, a trainer fetches batches.
 
     On any address but loopback, HERMES_API_TOKEN must hold a token that clients send. On loopback without
@@ -89,18 +65,19 @@ def api(
 
     log_to_stderr(logging.WARNING)
     limits = IntakeLimits(
-        max_groups=max_groups,
-        max_bytes=(max_mb or (32_768 if state_dir else 2_048)) << 20,
-        max_body_bytes=max_body_mb << 20,
-        env_timeout_s=env_timeout_s,
-        accept_unknown_envs=accept_unknown_envs,
+        max_groups=options.max_groups,
+        max_bytes=(options.max_mb or (32_768 if options.state_dir else 2_048)) << 20,
+        max_body_bytes=options.max_body_mb << 20,
+        env_timeout_s=options.env_timeout_s,
+        accept_unknown_envs=options.accept_unknown_envs,
     )
+    state_dir, no_token = options.state_dir, options.no_token
     storage = f"state in {state_dir}" if state_dir else "state in memory only"
     token = os.environ.get(TOKEN_VARIABLE) or None
     if no_token and token is None:
         click.echo("--no-token: every user of this machine can read, score and reset the run", err=True)
     serve(
-        TrajectoryServerOptions(host, port, state_dir, token, no_token, limits),
+        TrajectoryServerOptions(options.host, options.port, state_dir, token, no_token, limits),
         lambda address: click.echo(f"trajectory API on {address}, {storage}"),
     )
     report_stop("api" if state_dir else "api in memory")

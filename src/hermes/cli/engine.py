@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
+from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import CommandGroup, DeviceChoice, RenamedOption, json_option, stored_variables
 from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import Waiting, waiting
+from hermes.config.option import option
 from hermes.engine.server.options import EngineServeOptions, ModelOptions
 
 _url_option = click.option(
@@ -74,15 +76,10 @@ def serve(options: EngineServeOptions) -> None:
         names=names,
         state_dir=options.state_dir or (None if options.policies else home() / "engine"),
         policies=tuple(map(_named_folder, options.policies)),
-        host=options.host,
-        port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
-        client_timeout_s=options.client_timeout,
         parser=get_parser(options.tool_parser).name,
-        any_user=options.no_token,
         replicas=_replica_count(options.replicas),
-        ray_address=options.ray_address,
-        ray_insecure=options.ray_insecure,
+        command=options,
     )
     if options.no_token and server.token is None:
         click.echo(
@@ -103,36 +100,25 @@ def serve(options: EngineServeOptions) -> None:
     report_stop("engine serve")
 
 
+class FleetServeOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    servers: tuple[str, ...] = option(
+        ..., "A vLLM or SGLang server; repeatable.", "--base-url", metavar="URL"
+    )
+    dialect: Literal["vllm", "sglang"] = option("vllm", "What the servers are.", "--type")
+    folder: Path = option(
+        ..., "Where adapters are written; the servers read it under the same path.", path="folder"
+    )
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8003, "0: any free port.", ge=0, le=65535)
+
+
 @engine.command()
-@click.option(
-    "--base-url",
-    "servers",
-    multiple=True,
-    required=True,
-    metavar="URL",
-    help="A vLLM or SGLang server; repeatable.",
-)
-@click.option(
-    "--type",
-    "dialect",
-    type=click.Choice(["vllm", "sglang"]),
-    default="vllm",
-    show_default=True,
-    help="What the servers are.",
-)
-@click.option(
-    "--folder",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where adapters are written; the servers read it under the same path.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=8003, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
-)
+@model_options(FleetServeOptions)
 @_url_option
 @stored_variables
-def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port: int, url: str) -> None:
+def fleet(options: FleetServeOptions, url: str) -> None:
     """Sample the policy of a running engine on vLLM or SGLang servers.
 
     They load the adapter that the engine published last, and environments sample at this address.
@@ -150,17 +136,18 @@ def fleet(servers: tuple[str, ...], dialect: str, folder: Path, host: str, port:
     from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)
-    options = FleetOptions(
+    fleet_options = FleetOptions(
         engine_url=url,
-        servers=servers,
-        dialect=DIALECTS[dialect],
-        folder=folder,
-        host=host,
-        port=port,
+        servers=options.servers,
+        dialect=DIALECTS[options.dialect],
+        folder=options.folder,
+        host=options.host,
+        port=options.port,
         token=os.environ.get(TOKEN_VARIABLE) or None,
         server_key=os.environ.get(KEY_VARIABLE) or None,
     )
-    serve(options, lambda address: click.echo(f"fleet of {len(servers)} on {address}, model policy"))
+    count = len(options.servers)
+    serve(fleet_options, lambda address: click.echo(f"fleet of {count} on {address}, model policy"))
     report_stop("engine fleet")
 
 
@@ -243,13 +230,12 @@ def import_(folder: Path, name: str | None, url: str, as_json: bool) -> None:
 
 @engine.command()
 @model_options(ModelOptions)
-@click.option("--no-baseline", is_flag=True, help="Do not measure transformers and PEFT as well.")
 @json_option
 @stored_variables
-def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
+def bench(options: ModelOptions, as_json: bool) -> None:
     """Measure generation and training on this machine.
 
-    Both sides do the same work in one run. The workload is smaller without a GPU; --json reports it.
+    The workload is smaller without a GPU; --json reports it.
     """
     import importlib.util
 
@@ -261,7 +247,7 @@ def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
     from hermes.models.local.torch_threads import import_torch
 
     import_torch()  # as the server does
-    from hermes.engine.bench.run import bench as measure
+    from hermes.engine.bench import bench as measure
     from hermes.engine.info import EngineOptions
 
     folder, _ = _find_model(options.model)
@@ -269,7 +255,7 @@ def bench(options: ModelOptions, no_baseline: bool, as_json: bool) -> None:
         folder, device=_device(options.device), dtype=options.dtype, quantize=options.quantize
     )
     with waiting(f"measuring {options.model}"):
-        report = measure(engine_options, baseline=not no_baseline)
+        report = measure(engine_options)
     click.echo(json.dumps(report, indent=2) if as_json else _bench_text(report))
 
 
@@ -300,26 +286,12 @@ def _replica_count(text: str) -> int | None:
 def _bench_text(report: dict[str, Any]) -> str:
     from hermes.cli.tables import table_lines
 
-    baselines = {baseline["what"]: baseline for baseline in report["transformers"]}
-    padded = baselines.get("train, padded")
-    rows = [("", "ENGINE PER S", "TRANSFORMERS PER S", "TIMES", "PEAK GIB", "THEIR PEAK")]
+    rows = [("", "PER S", "PEAK GIB")]
     for figure in report["engine"]:
-        baseline = baselines.get(figure["what"]) or (padded if figure["what"].startswith("train") else None)
-        rows.append(
-            (
-                figure["what"],
-                _rate(figure["per_s"]),
-                _rate(baseline["per_s"]) if baseline else "",
-                f"{figure['per_s'] / baseline['per_s']:.1f}" if baseline else "",
-                f"{figure['peak_gib']:.1f}" if figure["peak_gib"] else "",
-                f"{baseline['peak_gib']:.1f}" if baseline and baseline["peak_gib"] else "",
-            )
-        )
+        peak = f"{figure['peak_gib']:.1f}" if figure["peak_gib"] else ""
+        rows.append((figure["what"], _rate(figure["per_s"]), peak))
     title = f"{report['model']} in {report['dtype']} on {report['device']}, torch {report['torch']}"
-    notes = [f"Peak GiB: {report['peak_gib_is']}."]
-    if report["left_out"]:
-        notes.append(f"Left out: {report['left_out']}")
-    return "\n".join([title, *table_lines(rows), *notes])
+    return "\n".join([title, *table_lines(rows), f"Peak GiB: {report['peak_gib_is']}."])
 
 
 def _rate(per_s: float) -> str:

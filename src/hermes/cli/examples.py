@@ -9,9 +9,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes batch --dataset-file tasks.jsonl --run-name first --samples-per-prompt 4 --max-cost 2",
         "hermes batch status first",
     ),
-    "bench": (
-        "hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --html report.html",
-    ),
+    "bench": ("hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --diff",),
+    "bug-report": ("hermes bug-report",),
     "compress": (
         "hermes compress data.jsonl --target-max-tokens 8000",
         "hermes compress 'run=first reward>=0.5' --output short.jsonl",

@@ -6,10 +6,15 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import click
 from pydantic import BaseModel, ConfigDict
 
 from hermes.config.option import option
+from hermes.config.paths import db_path, home
+from hermes.core import Source, StopReason
+from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
+from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
     from hermes.data.export.select import TrajectorySelection
@@ -23,12 +28,12 @@ class FilterOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     model: str | None = option(None, "Model, as provider/name.")
+    agent: str | None = option(None, "Whose session it is: claude-code, codex, opencode, pi …")
     tool: str | None = option(None, "A tool that was called.")
     stop_reason: str | None = option(None, "completed, error, max_turns, cut, running …", "--outcome")
     source: str | None = option(None, "chat, query, batch, env, delegate, import or record.")
     run_id: str | None = option(None, "Batch or training run.", "--run")
     session_id: str | None = option(None, "Chat session.", "--session")
-    agent: str | None = option(None, "Recorded program: claude-code, codex, opencode, pi …")
     min_reward: float | None = option(None, "Lowest latest reward.")
     max_reward: float | None = option(None, "Highest latest reward.")
     min_rating: float | None = option(None, "Lowest rating, 1 to 5; good counts as 5, bad as 1.")
@@ -39,7 +44,6 @@ class FilterOptions(BaseModel):
 
     def build(self, *, refuse_unknown: bool = False) -> Filter:
         """The store's filter; slips in its names are reported, or with `refuse_unknown` a UsageError."""
-        from hermes.cli.slips import check_words, report_unknown_names
         from hermes.store import Filter
 
         conditions = self.model_dump(exclude={"since", "until"})
@@ -70,3 +74,50 @@ def _parse_time_ms(text: str) -> int:
             f"'{text}' is not a time", "write 2026-11-01, 2026-11-01T14:30 or an age such as 7d"
         ) from error
     return int(moment.timestamp() * 1000)
+
+
+def check_words(filters: Filter) -> None:
+    """UsageError if the source or the outcome is a word that no trajectory can have."""
+    sources = [source.value for source in Source]
+    outcomes = [*(reason.value for reason in StopReason), "running"]
+    for flag, word, words in (
+        ("--source", filters.source, sources),
+        ("--outcome", filters.stop_reason, outcomes),
+    ):
+        if word is not None and word not in words:
+            raise UsageError(
+                f"{flag}: no trajectory has '{word}'",
+                did_you_mean(nearest(word, words), f"one of: {', '.join(words)}"),
+            )
+
+
+def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
+    """Prints a line for each run, model, agent and tool that no trajectory of the store has.
+
+    `refuse`: UsageError instead, for a command to which nothing at all is of no use.
+    """
+    path = db_path(home())
+    conditions = {
+        "run": Filter(run_id=filters.run_id),
+        "model": Filter(model=filters.model),
+        "agent": Filter(agent=filters.agent),
+        "tool": Filter(tool=filters.tool),
+    }
+    names = {
+        "run": filters.run_id,
+        "model": filters.model,
+        "agent": filters.agent,
+        "tool": filters.tool,
+    }
+    if not path.exists() and not refuse:
+        return
+    with Reader(path) as reader:
+        for kind, name in names.items():
+            if name is None or reader.summaries(conditions[kind], limit=1):
+                continue
+            candidates = reader.names(kind)
+            hint = did_you_mean(nearest(name, candidates))
+            if refuse:
+                listing = ", ".join(candidates[:8]) or "nothing is recorded yet"
+                raise UsageError(f"no trajectory has the {kind} '{name}'", hint or listing)
+            click.echo(f"no trajectory has the {kind} '{name}'{hint and f'; {hint}'}", err=True)

@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.batch.bench:bench",
         "The same tasks across models: table, wins and losses, where they diverge.",
     ),
+    "bug-report": (
+        "hermes.cli.setup.bug_report:bug_report",
+        "Collect what a bug report needs in one file, without secrets.",
+    ),
     "compress": (
         "hermes.cli.compress.command:compress",
         "Fit trajectories to a token budget; decisions go last.",
@@ -55,7 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("hermes.cli.data.export:export", "Write trajectories as training data."),
     "import": (
         "hermes.cli.data.import_:import_",
-        "Store conversations from elsewhere: ShareGPT, messages, ATIF.",
+        "Store conversations from elsewhere: agents' sessions, ShareGPT, ATIF.",
     ),
     "memory": (
         "hermes.cli.setup.memory:memory",
@@ -294,8 +298,11 @@ def main() -> None:
         if error.hint:
             click.echo(f"  fix: {printable(error.hint)}", err=True)
         sys.exit(error.exit_code)
-    except OSError as error:
-        if not _report_output_error(error):
+    except Exception as error:
+        if not (isinstance(error, OSError) and _report_output_error(error)):
+            from hermes.cli.setup.bug_report import record_failure
+
+            record_failure(error)
             raise
 
 

@@ -16,7 +16,6 @@ _HERE = "'hermes web', then http://127.0.0.1:8765"
 @click.command()
 @click.argument("act", required=False, type=click.Choice(["feedback"]))
 @click.option("--fast", is_flag=True, help="Run every stage briefly, as a test; too little to learn.")
-@click.option("--full", is_flag=True, help="feedback: also a reward model and RLHF against it.")
 @click.option(
     "--device",
     type=DeviceChoice(),
@@ -47,7 +46,6 @@ _HERE = "'hermes web', then http://127.0.0.1:8765"
 def quickstart(
     act: str | None,
     fast: bool,
-    full: bool,
     device: str,
     engine_replicas: int,
     output: Path,
@@ -62,24 +60,20 @@ def quickstart(
     things to do next. Progress goes to standard error with --json.
 
     `hermes quickstart feedback` is the second act: the model answers, a stated rule rates as a person would
-    (short, polite answers with the figure first), then DPO, a reward model and RLHF.
+    (short, polite answers with the figure first), and DPO learns from the ratings.
     """
     import json
     import threading
     import webbrowser
 
     from hermes.cli.terminal.progress import ProgressLines
-    from hermes.errors import UsageError
     from hermes.quickstart import report, stages
-    from hermes.quickstart.act import ActOptions
-    from hermes.quickstart.machine import choose_device
+    from hermes.quickstart.act import ActOptions, choose_device
     from hermes.quickstart.recipe import choose
 
     torch_device = choose_device(device, lambda line: click.echo(f"({line})", err=True))
-    if fast and full:
-        raise UsageError("--fast and --full exclude each other", "leave one of them out")
     if act == "feedback":
-        _feedback(torch_device, fast, full, engine_replicas, output, as_json)
+        _feedback(torch_device, fast, engine_replicas, output, as_json)
         return
     recipe = choose(fast=fast, cuda=torch_device == "cuda")
     options = ActOptions(recipe, torch_device, output, engine_replicas)
@@ -92,6 +86,7 @@ def quickstart(
 
         progress.wait_for("starting")
         outcome = stages.run(options, progress, seed=seed, show=show)
+        report.write(outcome)
         click.echo(json.dumps(outcome.to_json()) if as_json else f"\n{report.text(outcome)}")
         if address:
             progress(f"hermes web on {address} (Ctrl-C ends it)")
@@ -112,7 +107,7 @@ def _web_app(enabled: bool) -> Iterator[str | None]:
         yield address
 
 
-def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output: Path, as_json: bool) -> None:
+def _feedback(device: str, fast: bool, engine_replicas: int, output: Path, as_json: bool) -> None:
     import json
 
     from hermes.cli.terminal.progress import ProgressLines
@@ -120,7 +115,7 @@ def _feedback(device: str, fast: bool, full: bool, engine_replicas: int, output:
     from hermes.quickstart.feedback import act
     from hermes.quickstart.feedback.recipe import choose
 
-    recipe = choose(fast=fast, cuda=device == "cuda", full=full)
+    recipe = choose(fast=fast, cuda=device == "cuda")
     options = ActOptions(recipe, device, output, engine_replicas)
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for("starting")

@@ -1,4 +1,4 @@
-"""What every kind of actor on a Ray cluster shares: the versions of its node, its node, and how it ended."""
+"""Every kind of actor on a Ray cluster shares this: the versions of its node, its node, and how it ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Versions = dict[str, str]
 
 
 def installed_versions(*packages: str) -> Versions:
-    """What has to be equal on all nodes: what is sent, and the `packages` that compute."""
+    """The versions that have to be equal on all nodes: of what is sent, and the `packages` that compute."""
     return {
         "hermes": __version__,
         "Python": ".".join(platform.python_version_tuple()[:2]),

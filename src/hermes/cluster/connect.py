@@ -110,7 +110,7 @@ def _prepare_connection(address: str, flag: str, *, insecure: bool) -> None:
 
 def _accepts(address: str, mode: dict[str, str]) -> bool:
     """Probed from another process: the mode of this one cannot be changed back."""
-    command = [sys.executable, "-c", _PROBE, address]
+    command = [sys.executable, "-P", "-c", _PROBE, address]
     try:
         probe = subprocess.run(command, env={**os.environ, **mode}, capture_output=True, timeout=_PROBE_S)
     except subprocess.TimeoutExpired:

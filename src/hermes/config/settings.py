@@ -39,7 +39,7 @@ ParserName: TypeAlias = Literal[
     "glm45",
     "glm47",
 ]
-"""What `models.parsers.get_parser` accepts; its test holds them equal."""
+"""The names that `models.parsers.get_parser` accepts; its test holds them equal."""
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max", "ultra"]
 
 
@@ -136,6 +136,9 @@ class SandboxSettings(_Section):
     )
     image: str = Field(default="python:3.11-slim", description="container image for docker")
     memory_mb: int = Field(default=2048, ge=64, description="memory of the commands of one sandbox")
+    disk_mb: int = Field(
+        default=10_240, ge=16, description="disk space of a workspace that an isolating sandbox made"
+    )
     max_processes: int = Field(default=256, ge=8, description="processes and threads at one time")
     cpu_s: int = Field(default=600, ge=1, description="CPU seconds one command may use")
     command_timeout_s: float = Field(

@@ -6,7 +6,7 @@ to write to disk.
 
 from hermes.core.hashing import canonical_json, content_hash, ordered_json
 from hermes.core.ids import new_id
-from hermes.core.json import JSON, JSONObject
+from hermes.core.json import JSON, JSONObject, parse_object
 from hermes.core.message import Message, Role, ToolCall
 from hermes.core.model_call import ModelCall, Sampling, TokenTrace, explicit_sampling
 from hermes.core.outcome import Boundary, Outcome, StopReason
@@ -47,4 +47,5 @@ __all__ = [
     "explicit_sampling",
     "new_id",
     "ordered_json",
+    "parse_object",
 ]

@@ -150,8 +150,9 @@ def _plain_texts(value: JSON) -> Iterator[str]:
 def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages with tool results in the order of their calls, and named after the tools that were called.
 
-    A result belongs to the call with its id. Results without ids belong to the calls before them by their
-    position, if there are as many. Results that belong to no call stay as they are.
+    A result belongs to the call with its id; of several calls with one id, to the first without a result.
+    Results without ids belong to the calls before them by their position, if there are as many. Results that
+    belong to no call stay as they are.
     """
     paired = list(messages)
     names: dict[str | None, str] = {}
@@ -172,5 +173,17 @@ def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:
                 for result, call in zip(results, calls, strict=True)
             ]
         elif all(result.tool_call_id in ids for result in results):
-            paired[index + 1 : end] = sorted(results, key=lambda result: ids.index(result.tool_call_id or ""))
+            paired[index + 1 : end] = _in_order_of_calls(calls, results)
     return tuple(paired)
+
+
+def _in_order_of_calls(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[Message]:
+    """Results that all have the id of a call."""
+    ids = [call.id for call in calls]
+    free: list[str | None] = [*ids]
+    placed: list[tuple[int, Message]] = []
+    for result in results:
+        position = (free if result.tool_call_id in free else ids).index(result.tool_call_id or "")
+        free[position] = None
+        placed.append((position, result if result.name else replace(result, name=calls[position].name)))
+    return [result for _, result in sorted(placed, key=lambda item: item[0])]

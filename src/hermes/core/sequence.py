@@ -36,7 +36,7 @@ _STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class RolloutInfo:
-    """What an environment reports about the rollout that a sequence is part of."""
+    """The facts that an environment reports about the rollout that a sequence is part of."""
 
     id: str = ""
     """Sequences of one rollout have the same."""
@@ -55,7 +55,7 @@ class RolloutInfo:
     not_trainable: str | None = None
     """Why its tokens are not exact; None: they are."""
     true_reward: float | None = None
-    """What the score stands for, where the environment can measure it: it is reported, never trained on."""
+    """The measure behind the score, where the environment has one: it is reported, never trained on."""
 
 
 @dataclass(frozen=True, slots=True)

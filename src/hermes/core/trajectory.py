@@ -31,7 +31,7 @@ class Source(StrEnum):
 
 
 class Relation(StrEnum):
-    """What a trajectory is to its parent."""
+    """The relation of a trajectory to its parent."""
 
     DELEGATE = "delegate"
     RETRY = "retry"

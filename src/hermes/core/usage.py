@@ -1,4 +1,4 @@
-"""What a model call consumed, in the five counters that providers bill separately."""
+"""The tokens that a model call consumed, in the five counters that providers bill separately."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Difference:
     shared: int
     """Number of leading messages that are equal in role, text, thinking and calls."""
     left: tuple[Message, ...]
-    """What follows them on each side; both empty if the conversations are equal."""
+    """The messages that follow them on each side; both empty if the conversations are equal."""
     right: tuple[Message, ...]
 
     @property
@@ -37,6 +37,6 @@ def compare(left: Trajectory, right: Trajectory) -> Difference:
 
 
 def message_content(message: Message) -> tuple[object, ...]:
-    """What two equal messages have in common: everything but the call ids, which are random."""
+    """The parts that two equal messages have in common: everything but the call ids, which are random."""
     calls = tuple((call.name, call.arguments) for call in message.tool_calls)
     return message.role, message.content, message.reasoning, calls, message.name, message.images

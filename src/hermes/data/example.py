@@ -1,9 +1,11 @@
-"""What formats write and read: a trajectory, the tools its model was offered, its reward and its ratings."""
+"""Formats read and write examples: a trajectory, its tools, its reward and its ratings."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hermes.core import (
     Boundary,
@@ -28,6 +30,14 @@ from hermes.store import Reader, Record
 
 IMPORTED = "imported"
 """The endpoint of an imported model call."""
+
+
+class SeenPart(NamedTuple):
+    """Messages of a conversation, and those before them as their first answer was shown them."""
+
+    prompt: tuple[Message, ...]
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +71,31 @@ class Example:
         hidden = {earlier for answer, earlier in self.unseen if answer == position}
         return hide_thinking(self.messages[:position], hidden)
 
-    def unseen_within(self, start: int) -> frozenset[tuple[int, int]]:
-        """`unseen` of the messages from `start` on, which becomes 0."""
+    def unseen_within(self, start: int, stop: int) -> frozenset[tuple[int, int]]:
+        """`unseen` of the messages from `start` to `stop`, the first of which becomes 0."""
         return frozenset(
-            (answer - start, earlier - start) for answer, earlier in self.unseen if earlier >= start
+            (answer - start, earlier - start)
+            for answer, earlier in self.unseen
+            if start <= earlier and answer < stop
         )
+
+    def seen_parts(self, start: int, stop: int) -> Iterator[SeenPart]:
+        """The messages from `start` to `stop`, in parts whose answers saw exactly what stands before them."""
+        messages, steps = self.messages, [step for step in self.trajectory.steps if not step.ephemeral]
+        hidden: defaultdict[int, set[int]] = defaultdict(set)
+        for answer, earlier in self.unseen:
+            hidden[answer].add(earlier)
+        begin, prompt = start, self.before(start)
+        context = prompt
+        for index in range(start + 1, stop):
+            if steps[index].kind is not StepKind.MODEL:
+                continue
+            context += messages[len(context) : index]
+            before = hide_thinking(messages[:index], hidden[index])
+            if before != context:
+                yield SeenPart(prompt, begin, index)
+                begin, prompt, context = index, before, before
+        yield SeenPart(prompt, begin, stop)
 
     def as_seen(self) -> Iterator[Example]:
         """The example as conversations that show a model exactly what it saw.
@@ -77,15 +107,9 @@ class Example:
             yield self
             return
         steps = [step for step in self.trajectory.steps if not step.ephemeral]
-        answers = [index for index, step in enumerate(steps) if step.kind is StepKind.MODEL]
-        start, row_messages = 0, self.before(answers[0])
-        for index, end in zip(answers, [*answers[1:], len(steps)], strict=True):
-            before = self.before(index)
-            if before != row_messages:
-                yield self._part(steps[:index], start, row_messages)
-                start, row_messages = index, before
-            row_messages = (*row_messages, *(step.message for step in steps[index:end]))
-        yield self._part(steps, start, row_messages)
+        first = next(index for index, step in enumerate(steps) if step.kind is StepKind.MODEL)
+        for prompt, start, end in self.seen_parts(first, len(steps)):
+            yield self._part(steps[:end], start, (*prompt, *self.messages[start:end]))
 
     def _part(self, steps: Sequence[Step], start: int, messages: Sequence[Message]) -> Example:
         """The steps with these messages; answers before `start` are input."""
@@ -125,6 +149,14 @@ def load(reader: Reader, trajectory: Trajectory) -> Example:
     ratings = tuple(reader.ratings_about(trajectory_id))
     tools = reader.offered_tools(trajectory_id)
     return Example(trajectory, tools, reward, rating, ratings, unseen=unseen_thinking(reader, trajectory))
+
+
+def all_thinking(example: Example) -> frozenset[tuple[int, int]]:
+    """`Example.unseen` of a model that is never shown its earlier thinking."""
+    steps = [step for step in example.trajectory.steps if not step.ephemeral]
+    thinking = [index for index, step in enumerate(steps) if step.message.reasoning is not None]
+    answers = [index for index, step in enumerate(steps) if step.kind is StepKind.MODEL]
+    return frozenset((answer, earlier) for answer in answers for earlier in thinking if earlier < answer)
 
 
 def unseen_thinking(reader: Reader, trajectory: Trajectory) -> frozenset[tuple[int, int]]:
@@ -194,7 +226,11 @@ def _step(index: int, message: Message, header: Header, call: ModelCall | None) 
         return Step(index, StepKind.MODEL, message, at_ms, call=model_call)
     if message.role is Role.TOOL:
         result = ToolResult(
-            message.tool_call_id or "", message.name or "", True, 0.0, result_chars=len(message.content)
+            message.tool_call_id or "",
+            message.name or "unknown",
+            True,
+            0.0,
+            result_chars=len(message.content),
         )
         return Step(index, StepKind.TOOL, message, at_ms, result=result)
     return Step(index, StepKind.INPUT, message, at_ms)

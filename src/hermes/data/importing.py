@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from hermes.data.formats.base import BadRowError, Format
 from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.data.lines import MAX_LINE_BYTES, Line, read_lines, read_parquet
+from hermes.data.sessions.detect import session_client
 from hermes.errors import UsageError
 from hermes.store import ModelInput, Reader, Record, RefusedError, Writer
 
@@ -41,11 +42,11 @@ _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.jso
 class ImportProblem(NamedTuple):
     file: str
     line: int
-    """From 1; of a JSON document, the position in its list."""
+    """From 1; of a JSON document, the position in its list; of a database, the row. 0: the whole file."""
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.why}"
+        return f"{self.file}:{self.line}: {self.why}" if self.line else f"{self.file}: {self.why}"
 
 
 class NumberedRow(NamedTuple):
@@ -60,6 +61,8 @@ class Imported:
     known: int = 0
     """In the store before."""
     problems: list[ImportProblem] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Lines of sessions that are no messages, by their type."""
 
 
 def import_files(
@@ -73,7 +76,7 @@ def import_files(
     done = Imported()
     imported_ids: set[str] = set()
     occurrences: Counter[tuple[str, str]] = Counter()
-    with _Storing(writer, done) as storing:
+    with Storing(writer, done) as storing:
         for file, line in rows_of(paths):
             try:
                 example = read_row(line, chosen, run_id)
@@ -103,7 +106,7 @@ def import_files(
     return done
 
 
-class _Storing:
+class Storing:
     """Stores records, many in one commit: a file is on disk when the next one begins, the last when the block
     ends."""
 
@@ -193,12 +196,12 @@ def read_row(line: Line, form: Format | None, run_id: str | None) -> Example:
     from_hermes_agent = "prompt_index" in line.row
     task_id = header.task_id or (str(line.row["prompt_index"]) if from_hermes_agent else None)
     facts = (line.row.get("metadata") or {}) if from_hermes_agent else {}
+    model = str(facts.get("model") or header.model)
+    stated = (Source.IMPORT, run_id or header.run_id, task_id, model)
+    if (header.source, header.run_id, header.task_id, header.model) == stated:
+        return example
     header = replace(
-        header,
-        source=Source.IMPORT,
-        run_id=run_id or header.run_id,
-        task_id=task_id,
-        model=str(facts.get("model") or header.model),
+        header, source=Source.IMPORT, run_id=run_id or header.run_id, task_id=task_id, model=model
     )
     return replace(example, trajectory=replace(example.trajectory, header=header))
 
@@ -228,14 +231,29 @@ def rows_of(paths: list[Path]) -> Iterator[NumberedRow]:
 def _record(example: Example) -> Record:
     """The example as the record of a trajectory: each model call saw the messages before it."""
     trajectory = example.trajectory
-    messages = tuple(step.message for step in trajectory.steps)
-    inputs = {
-        step.index: ModelInput(messages[: step.index], example.tools)
-        for step in trajectory.steps
-        if step.kind is StepKind.MODEL
-    }
     rewards = () if example.reward is None else (Reward(trajectory.header.id, example.reward, "imported"),)
-    return Record(trajectory, inputs, rewards)
+    return Record(trajectory, EarlierMessages(trajectory, example.tools), rewards)
+
+
+class EarlierMessages(Mapping[int, ModelInput]):
+    """The inputs of the model calls of an imported trajectory: the messages before, joined when needed."""
+
+    def __init__(self, trajectory: Trajectory, tools: tuple[JSONObject, ...] = ()) -> None:
+        self._messages = tuple(step.message for step in trajectory.steps)
+        self._indices = [step.index for step in trajectory.steps if step.kind is StepKind.MODEL]
+        self._calls = frozenset(self._indices)
+        self._tools = tools
+
+    def __getitem__(self, index: int) -> ModelInput:
+        if index not in self._calls:
+            raise KeyError(index)
+        return ModelInput(self._messages[:index], self._tools)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
 
 
 def _files(path: Path) -> list[Path]:
@@ -271,6 +289,10 @@ def _jsonl(path: Path) -> Iterator[Line]:
     lines = read_lines(path)
     first = next(lines, None)
     if first is None:
+        return
+    client = session_client(first.row) if first.row is not None else None
+    if client is not None:
+        yield Line(first.number, None, f"a session of {client}: hermes import --from {client} reads it")
         return
     if first.row is None or first.row.get("type") != "session" or "messages" in first.row:
         yield first

@@ -76,7 +76,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             if not data:
                 return
             if data.strip():
-                yield _line(number, data)
+                yield parse_line(number, data)
 
 
 def read_parquet(path: Path) -> Iterator[Line]:
@@ -136,7 +136,8 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot read {path}: {error.strerror}", "name a file that you can read") from error
 
 
-def _line(number: int, data: bytes) -> Line:
+def parse_line(number: int, data: bytes) -> Line:
+    """One line of JSON, with its problem if it is none."""
     try:
         value = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:

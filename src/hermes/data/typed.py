@@ -16,7 +16,7 @@ _LARGEST_INT = 2**63 - 1
 
 
 def problem(value: object, hint: Any, where: str) -> str | None:
-    """What is wrong first, with the name of the field; None if nothing is. Knows the types that core uses."""
+    """The first problem, with the name of the field; None if nothing is. Knows the types that core uses."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint is Any:
         return None

@@ -27,6 +27,7 @@ FIELDS: dict[str, Callable[[Example], JSON]] = {
     "task": lambda e: e.trajectory.header.task_id,
     "session": lambda e: e.trajectory.header.session_id,
     "agent": lambda e: e.trajectory.header.metadata.get("agent"),
+    "agent_version": lambda e: e.trajectory.header.metadata.get("agent_version"),
     "sample": lambda e: e.trajectory.header.sample_index,
     "outcome": lambda e: e.trajectory.outcome.stop_reason.value if e.trajectory.outcome else "running",
     "reward": lambda e: e.reward,

@@ -118,5 +118,5 @@ def _is_object(line: bytes) -> bool:
     """A prefix of a JSON object is never one itself."""
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

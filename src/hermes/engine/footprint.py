@@ -1,4 +1,4 @@
-"""What an engine needs of a machine's memory before it has a cache or trains: arithmetic without torch.
+"""The memory that an engine needs of a machine before it has a cache or trains: arithmetic without torch.
 
 The engine plans with it when it loads a model, and a run is checked with it before anything is started.
 """
@@ -14,7 +14,7 @@ _CPU_WEIGHT_COPIES = 2
 
 
 def cpu_bytes_needed(base_bytes: int, *, one_copy: bool = False) -> int:
-    """What an engine on a CPU needs beside cache and activations.
+    """The memory that an engine on a CPU needs beside cache and activations.
 
     `one_copy`: of quantised weights, and of those that several processes have together, there is no other.
     """
@@ -22,5 +22,5 @@ def cpu_bytes_needed(base_bytes: int, *, one_copy: bool = False) -> int:
 
 
 def gpu_bytes_needed(base_bytes: int) -> int:
-    """What an engine on a GPU needs at least: merged copies of the weights are made where there is room."""
+    """The memory that an engine on a GPU needs at least: copies of the weights are made if there is room."""
     return base_bytes + GPU_RUNTIME_BYTES

@@ -1,4 +1,4 @@
-"""What the servers need of an engine: one in this process (`Engine`) or several behind a front.
+"""The interface that the servers need of an engine: one in this process (`Engine`) or several behind a front.
 
 The methods are described in `engine.engine.Engine`. Nothing here imports torch.
 """

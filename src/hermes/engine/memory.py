@@ -108,7 +108,7 @@ class FreedMemory:
         self._rss_bytes = rss_bytes or (lambda: _read_kilobytes("/proc/self/status", "VmRSS"))
         self._trim = trim or trim_heap
         self._floor_bytes = self._rss_bytes()
-        """What the process held after the last return, or less."""
+        """The memory of the process after the last return, or less."""
         self._checked_s = time.monotonic()
 
     def check(self, now_s: float | None = None) -> None:

@@ -53,7 +53,7 @@ _CUDA_ACTIVATION_SHARE = 0.6
 """Share of the memory beside weights and cache for the activations of one training micro-batch."""
 _CUDA_KV_SHARE = 0.5
 _CPU_MEMORY_BYTES = 4 << 30
-"""What a laptop with 8 GB can spare."""
+"""The memory that a laptop with 8 GB can spare."""
 _CPU_MIN_ROOM_BYTES = 7 << 28
 _CPU_KV_SHARE, _CPU_ACTIVATION_SHARE = 0.35, 0.55
 """Shares of the memory beside weights and runtime. The rest is for adapters, optimizer states and
@@ -235,7 +235,7 @@ def _runner(backbone: Backbone, kv_tokens: int, max_batch: int, followers: Follo
 
 
 def _prefill_limits(spec: ModelSpec, device: torch.device) -> PrefillLimits:
-    """What is computed of prompts between two decode steps."""
+    """The tokens of prompts that are computed between two decode steps."""
     parameters = _parameter_count(spec)
     if device.type == "cuda":
         return PrefillLimits(max(2048, min(65536, int(_PREFILL_MULTIPLICATIONS / parameters))), gather=True)

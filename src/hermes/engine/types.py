@@ -41,7 +41,7 @@ class EngineCapacityError(HermesError):
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """What an adapter trains. The scale is alpha / rank."""
+    """The size of an adapter and the parts that it trains. The scale is alpha / rank."""
 
     rank: int = 32
     alpha: float = 32.0

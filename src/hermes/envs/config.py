@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 
 class EvalHandlingEnum(Enum):
-    """What training does while an evaluation runs. Groups in progress are finished in any case."""
+    """How training goes on while an evaluation runs. Groups in progress are finished in any case."""
 
     STOP_TRAIN = "STOP_TRAIN"
     LIMIT_TRAIN = "LIMIT_TRAIN"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from hermes.data.lines import read_lines
 from hermes.errors import MissingDependencyError, UsageError
 
 
@@ -27,25 +27,11 @@ def load_tasks(name: str, split: str, prompt_field: str) -> list[dict[str, Any]]
 
 
 def _from_file(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(
-            f"the dataset {path} cannot be read: {error.strerror}.", "Check dataset_name."
-        ) from error
     tasks = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            task = json.loads(line)
-        except ValueError as error:
-            raise UsageError(
-                f"{path}, line {number} is not JSON: {error}.", "Correct or remove it."
-            ) from error
-        if not isinstance(task, dict):
-            raise UsageError(f"{path}, line {number} is not a JSON object.", "Write one object on each line.")
-        tasks.append(task)
+    for line in read_lines(path):
+        if line.row is None:
+            raise UsageError(f"{path}:{line.number}: {line.problem}.", "Write one JSON object on each line.")
+        tasks.append(line.row)
     return tasks
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 Item = Any
-"""What get_next_item returns and collect_trajectories takes: any value."""
+"""The value that get_next_item returns and collect_trajectories takes: any value."""
 number = int | float
-UUID = str
 Content = str | list[dict[str, Any]]
 
 
@@ -59,16 +58,6 @@ class ScoredDataItem(TypedDict, total=False):
     distill_logprobs: list[list[float]] | None
 
 
-class AgentStep(TypedDict, total=False):
-    step: int
-    messages: list[Message]
-    reward: float
-
-
-AgentHistory = dict[str, list[AgentStep]]
-"""The steps of each agent, by its name."""
-
-
 class Observation(TypedDict):
     raw: dict[str, Any]
     rendered: Content
@@ -85,17 +74,3 @@ class GameStep(TypedDict):
 
 
 GameHistory = list[GameStep]
-
-
-class EvaluationSample(TypedDict, total=False):
-    """A line of samples.jsonl; environments may add other keys."""
-
-    messages: list[dict[str, str]] | None
-    question: str | None
-    gold_answer: str | None
-    gold_parsed: str | None
-    model_parsed: str | None
-    score: float | None
-    correct: bool | None
-    finish_reason: str | None
-    response_after_think: str | None

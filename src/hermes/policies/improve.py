@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from hermes.config.option import option
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
@@ -55,6 +53,7 @@ from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.serving.fetch import fetch_json
 from hermes.store import Reader
+from hermes.training.options import PolicyFields, RowLoopFields
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.preference.prompts import pair_prompts
 
@@ -68,10 +67,8 @@ _ANSWERS_PER_PROMPT = 8
 _NO_RLHF = "--method dpo, which learns from pairs of any form"
 
 
-class ImproveSettings(BaseModel):
+class ImproveSettings(RowLoopFields, PolicyFields):
     """The options of `hermes improve`, declared once (`config/option.py`)."""
-
-    model_config = ConfigDict(frozen=True)
 
     method: Method | None = option(None, "How to learn; chosen by the number of ratings if unset.")
     error_rate: float = option(
@@ -84,22 +81,16 @@ class ImproveSettings(BaseModel):
         0.3, "Share of tasks whose ratings are held out for the decision.", gt=0, le=0.9
     )
     everything: bool = option(False, "All ratings, not only those since the last time.", "--all")
-    base_model: str = option("hermes/smollm2", "Name of the base model.")
     service: str | None = option(
         None, "An engine or service that runs already.", former=("--base-url",), metavar="URL"
     )
     device: str = option("auto", "Device of the engine that is started.", metavar="[auto|cpu|cuda]")
-    rank: int = option(32, "LoRA rank.", ge=1, le=512)
-    learning_rate: float | None = option(None, "Chosen by the model's size if unset.", gt=0)
     epochs: int = option(3, "Passes over the ratings.", ge=1)
-    max_steps: int | None = option(None, "Stop after this many steps.", ge=1)
-    batch_size: int = option(16, "Rows a step; with rlhf, prompts a step.", ge=1)
     max_tokens: int = option(2048, "Longest sequence.", ge=1)
     answer_tokens: int = option(200, "Longest answer that is compared.", ge=1)
     examples: int = option(
         16, "Most held-out tasks that both policies answer.", "--limit", former=("--examples",), ge=0
     )
-    seed: int = option(0, "Seed of the training.")
 
 
 @dataclass(frozen=True)
@@ -290,7 +281,7 @@ class _PolicyTrainer:
         return self._rlhf(rows.pairs, progress)
 
     def _rlhf(self, pairs: Sequence[PreferencePair], progress: Progress) -> JSONObject:
-        """What is held out for the decision is used by neither trainer, not even to stop it: the error rate
+        """Rows held out for the decision are used by neither trainer, not even to stop it: the error rate
         is stated for comparisons that the candidate was not selected by."""
         openings = pair_prompts(pairs)
         if not openings:
@@ -329,7 +320,7 @@ class _PolicyTrainer:
             kind,
             (
                 *("train", kind, *arguments, *loop, "--base-model", settings.base_model),
-                *("--service", self.url, "--rank", str(settings.rank), "--seed", str(settings.seed)),
+                *("--service", self.url, "--rank", str(settings.lora_rank), "--seed", str(settings.seed)),
                 *("--max-tokens", str(settings.max_tokens), "--name", f"{self.stem}-{kind}"),
                 *(("--learning-rate", str(rate)) if rate is not None else ()),
                 *(("--start", self.current.weights) if start and self.current.weights else ()),
@@ -338,12 +329,17 @@ class _PolicyTrainer:
         )
 
     def _write_pairs(self, name: str, pairs: Sequence[PreferencePair]) -> Path:
-        return self._write(name, [preference_row(pair, ToolCallStyle.STRUCTURED) for pair in pairs])
+        return self._write(name, [pair_row(pair) for pair in pairs])
 
     def _write(self, name: str, rows: list[JSONObject]) -> Path:
         path = self.folder / f"{name}.jsonl"
         atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows))
         return path
+
+
+def pair_row(pair: PreferencePair) -> JSONObject:
+    unseen = {"chosen_unseen": sorted(pair.chosen_unseen), "rejected_unseen": sorted(pair.rejected_unseen)}
+    return preference_row(pair, ToolCallStyle.STRUCTURED) | unseen
 
 
 def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
@@ -357,6 +353,7 @@ def _unpaired(rows: ImprovementRows) -> list[JSONObject]:
             span.tools,
             ToolCallStyle.STRUCTURED,
         )
+        | {"completion_unseen": sorted(span.unseen)}
         for span in rows.spans
         if span.desirable is not None
     ]
@@ -381,7 +378,7 @@ def _gains(
         comparisons,
         renderer,
         connection(url, config.environ),
-        LoraSpec(settings.base_model, settings.rank, settings.seed),
+        LoraSpec(settings.base_model, settings.lora_rank, settings.seed),
         current.weights,
         record.weights,
         folder,

@@ -1,11 +1,10 @@
 """The page about one improvement: what was learned, examples before and after, what got worse.
 
-Markdown and HTML with the same content. Text of models is escaped in both.
+It is Markdown. Text of models is quoted as code.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +38,9 @@ class ImprovementFacts:
 
 
 def write_report(facts: ImprovementFacts, folder: Path) -> Path:
-    """report.md and report.html in the folder; the path of the first."""
-    blocks = _blocks(facts)
-    ensure_dir(folder)
-    path = folder / "report.md"
-    atomic_write(path, _markdown(blocks))
-    atomic_write(folder / "report.html", _html(blocks))
+    """Writes report.md into the folder; its path."""
+    path = ensure_dir(folder) / "report.md"
+    atomic_write(path, _markdown(_blocks(facts)))
     return path
 
 
@@ -166,29 +162,3 @@ def _markdown(blocks: Sequence[Block]) -> str:
             quoted = "\n".join(f"    {line}" for line in _clip(text).splitlines() or [""])
             parts.append(f"*{title}*\n\n{quoted}")
     return "\n\n".join(parts) + "\n"
-
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse}td,th{border-bottom:1px solid #ccc;padding:.2rem .8rem;text-align:left}"
-    "pre{background:#f4f4f4;padding:.6rem;white-space:pre-wrap}dt{font-weight:600;margin-top:.6rem}"
-)
-
-
-def _html(blocks: Sequence[Block]) -> str:
-    parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        f"<title>{html.escape(blocks[0].heading)}</title><style>{_STYLE}</style>"
-    ]
-    for number, block in enumerate(blocks):
-        level = 1 if number == 0 else 2
-        parts.append(f"<h{level}>{html.escape(block.heading)}</h{level}>")
-        parts += [f"<p>{html.escape(printable(line))}</p>" for line in block.lines]
-        if block.table:
-            rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in block.table)
-            parts.append("<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>")
-        parts += [
-            f"<dt>{html.escape(title)}</dt><pre>{html.escape(_clip(text))}</pre>"
-            for title, text in block.quotes
-        ]
-    return "\n".join(parts) + "</html>\n"

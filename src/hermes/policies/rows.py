@@ -1,4 +1,4 @@
-"""What an improvement learns from and what it is judged by: rows of ratings, split by task.
+"""The rows that an improvement learns from and is judged by: rows of ratings, split by task.
 
 Tasks that ask the same, in whichever run, are one task here (data/export/split.py): trained on, or held out.
 Held-out comparisons decide about a promotion, so they must be independent of each other: one for each task. A
@@ -41,6 +41,8 @@ class RatedAnswerText:
     prompt: tuple[Message, ...]
     completion: tuple[Message, ...]
     tools: tuple[JSONObject, ...]
+    unseen: frozenset[tuple[int, int]] = frozenset()
+    """Thinking in the completion that its later calls were not shown: `Example.unseen_within`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,8 @@ def _pairs(pairs: Sequence[PreferencePair]) -> list[HeldOutComparison]:
         by_task.setdefault(pair.task, pair)
     return [
         HeldOutComparison(
-            RatedAnswerText(pair.prompt, pair.chosen, pair.tools),
-            RatedAnswerText(pair.prompt, pair.rejected, pair.tools),
+            RatedAnswerText(pair.prompt, pair.chosen, pair.tools, pair.chosen_unseen),
+            RatedAnswerText(pair.prompt, pair.rejected, pair.tools, pair.rejected_unseen),
             task,
         )
         for task, pair in by_task.items()
@@ -192,4 +194,4 @@ def _single_verdicts(spans: Sequence[RatedSpan]) -> list[HeldOutComparison]:
 
 
 def _text(span: RatedSpan) -> RatedAnswerText:
-    return RatedAnswerText(span.prompt, span.completion, span.tools)
+    return RatedAnswerText(span.prompt, span.completion, span.tools, span.unseen)

@@ -79,7 +79,7 @@ def compare_likelihoods(
 def _render(text: RatedAnswerText, renderer: ChatRenderer) -> RenderedCompletion:
     from hermes.training.preference.examples import render_completion
 
-    return render_completion(text.prompt, text.completion, text.tools, renderer)
+    return render_completion(text.prompt, text.completion, text.tools, renderer, text.unseen)
 
 
 def _logprobs(

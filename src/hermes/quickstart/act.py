@@ -1,4 +1,4 @@
-"""What the acts of the quickstart share: a folder, one engine process, numbered stages.
+"""The parts that the acts of the quickstart share: a folder, one engine process, numbered stages.
 
 One engine process samples and trains. A stage is an ordinary Hermes command where there is one, with its log
 in the folder, so that it can be repeated by hand.
@@ -6,6 +6,7 @@ in the folder, so that it can be repeated by hand.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,13 +20,34 @@ from hermes.core.durations import duration
 from hermes.core.names import unused_name
 from hermes.disk.files import ensure_dir
 from hermes.engine.server.options import EngineServeOptions
-from hermes.errors import HermesError
+from hermes.errors import HermesError, MissingDependencyError, UsageError
+from hermes.models.local.bundled import Progress, fetch
 from hermes.quickstart import pace
 from hermes.quickstart.pace import Recipe
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
-from hermes.serving.fetch import fetch, fetch_json
+from hermes.serving.fetch import fetch_json
 from hermes.training.session import ProgressCallback
+
+_NEEDED = ("torch", "transformers", "tinker", "starlette", "uvicorn")
+
+
+def choose_device(requested: str, progress: Progress) -> str:
+    """cpu or cuda. MissingDependencyError if a package is missing, UsageError if there is no GPU."""
+    for package in _NEEDED:
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependencyError(package, "train,web", "The quickstart")
+    fetch(home(), progress)
+    if requested == "cpu":
+        return requested
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if requested == "cuda":
+        raise UsageError("there is no CUDA device here", "leave out --device, and it runs on the CPU")
+    return "cpu"
+
 
 MODEL = "hermes/smollm2"
 LOCAL = {
@@ -36,8 +58,6 @@ LOCAL = {
     "TINKER_BASE_URL": "",
 }
 """No account of the user is used: everything stays on this machine."""
-_COUNTS_S = 30.0
-_PREFIX = "hermes_engine_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +69,6 @@ class ActOptions(Generic[Recipe]):
     """The folder in which the folder of this act is created."""
     engine_replicas: int = 1
     """Worker processes of the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTokens:
-    """Token counters of the engine."""
-
-    sampled: int = 0
-    trained: int = 0
-
-    def since(self, before: EngineTokens) -> EngineTokens:
-        return EngineTokens(self.sampled - before.sampled, self.trained - before.trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +150,6 @@ def open_act(kind: str, options: ActOptions[Recipe], progress: ProgressCallback)
         yield Act(options, name, folder, processes, progress)
 
 
-def engine_tokens(engine_url: str) -> EngineTokens:
-    """Tokens that the engine has sampled and trained on since it was started."""
-    try:
-        values = read_counts(fetch(f"{engine_url}/metrics", timeout_s=_COUNTS_S).decode())
-    except OSError as error:
-        raise HermesError(f"the engine at {engine_url} does not respond: {error}", "see its log") from error
-    return EngineTokens(int(values["sampled_tokens_total"]), int(values["trained_tokens_total"]))
-
-
-def read_counts(page: str) -> dict[str, float]:
-    """A Prometheus page as name (without the prefix) → value."""
-    rows = [line.split() for line in page.splitlines() if line.startswith(_PREFIX)]
-    return {name.removeprefix(_PREFIX): float(value) for name, value in rows}
-
-
 def text_table(rows: list[tuple[str, ...]]) -> str:
     """The rows with the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -163,8 +157,3 @@ def text_table(rows: list[tuple[str, ...]]) -> str:
         "  ".join((row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))).rstrip() for row in rows
     )
     return "\n".join(lines)
-
-
-def command_list(commands: tuple[tuple[str, str], ...]) -> str:
-    """(command, purpose) lines of what to try next."""
-    return "\n".join(f"  {command}    # {purpose}" for command, purpose in commands)

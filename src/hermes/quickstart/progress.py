@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from hermes.batch.journal import SampleState
+from hermes.batch.progress import BatchProgress
 from hermes.core import JSONObject
 from hermes.core.durations import duration, rate_text
 from hermes.training.session import ProgressCallback
@@ -58,17 +59,12 @@ class StageMeter:
         return f"{line}  {rate_text(rate)}  {duration((self._total - self._done) / rate)} left"
 
 
-class BatchMeter:
-    """A `Watcher` of the batch that counts finished samples."""
+class BatchMeter(BatchProgress):
+    """Counts the finished samples of a batch at a stage's meter."""
 
     def __init__(self, meter: StageMeter) -> None:
+        super().__init__()
         self._meter = meter
-
-    def started(self, n_total: int, n_finished_before: int) -> None:
-        """Ignored: the meter has its total."""
-
-    def dispatched(self) -> None:
-        """Ignored: only finished samples count."""
 
     def finished(
         self,
@@ -78,16 +74,5 @@ class BatchMeter:
         cost_usd: float | None,
         turns: int,
     ) -> None:
+        super().finished(state, reason, usage, cost_usd, turns)
         self._meter.add()
-
-    def retried(self, reason: str | None) -> None:
-        """Ignored: the sample finishes later."""
-
-    def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None:
-        """Ignored."""
-
-    def worker_died(self, worker: str | None = None, lost: int = 0) -> None:
-        """Ignored: its samples are dispatched again."""
-
-    def entry_lost(self, state: SampleState | None) -> None:
-        """Ignored: the sample runs again."""

@@ -60,7 +60,7 @@ class QuickstartRecipe:
     engine_gib: float | None = 2.5
     """Memory of the engine on a CPU."""
     kv_gib: float | None = 0.45
-    """Of it for keys and values."""
+    """The part of it for keys and values."""
 
     @property
     def batch_size(self) -> int:

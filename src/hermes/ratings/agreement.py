@@ -151,7 +151,7 @@ def report(ratings: Iterable[Rating]) -> AgreementReport:
 
 
 def category(rating: Rating) -> float:
-    """What two raters must share to agree: of a pair the sign, seen from the smaller id."""
+    """The category that two raters must share to agree: of a pair the sign, seen from the smaller id."""
     if rating.kind is RatingKind.BOTH_BAD:
         return -2.0
     if rating.kind is RatingKind.PAIR:

@@ -135,7 +135,7 @@ def _record(writer: Writer, example: Example, rater: AutoRater, verdict: AutoVer
 
 
 def answered_turn(example: Example) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """What the last turn answers, and the turn; UnfitError if there is none."""
+    """The conversation that the last turn answers, and the turn; UnfitError if there is none."""
     start = last_turn(example)
     if start is None:
         raise UnfitError("there is no last turn of the assistant")

@@ -1,4 +1,4 @@
-"""What a rating queue is, and what a rater gets from it."""
+"""The settings of a rating queue, and the item that a rater gets from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class QueueRule(StrEnum):
     UNCERTAINTY = "uncertainty"
     """Where a reward model knows least: its members differ, or it sees two answers as equal."""
     QUERY = "query"
-    """What the filters select, oldest first."""
+    """The trajectories that the filters select, oldest first."""
 
 
 class RatingMode(StrEnum):
@@ -77,7 +77,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueItem:
-    """What one rater has before them."""
+    """The item that one rater has before them."""
 
     queue: str
     item: str

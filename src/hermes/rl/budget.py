@@ -33,7 +33,7 @@ _PERSON = "only a person can raise it: hermes config set rl.{}"
 
 @dataclass(frozen=True, slots=True)
 class RemainingBudget:
-    """What is left of the budget of a task. None: no limit."""
+    """The rest of the budget of a task. None: no limit."""
 
     steps: int | None
     hours: float | None
@@ -55,7 +55,7 @@ def remaining(config: Config, task: str) -> RemainingBudget:
 
 
 def grant(config: Config, resolved: Resolved, task: str) -> RemainingBudget:
-    """What a run of the agent may spend; UsageError if it is not enough."""
+    """The limits of a run of the agent; UsageError if it is not enough."""
     limits, rest = config.settings.rl, remaining(config, task)
     steps = int(resolved.values["env.total_steps"])
     if rest.steps is not None and steps > rest.steps:
@@ -98,7 +98,7 @@ def cost_usd(tokens: TokenCounts, price: JSONObject | None) -> float:
 
 
 def spent_usd(run: RlRun) -> float:
-    """What the run has cost so far."""
+    """The cost of the run so far."""
     return cost_usd(read_tokens(run.folder), run.config().run.price)
 
 

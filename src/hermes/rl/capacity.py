@@ -44,7 +44,7 @@ _RANKS = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpeed:
-    """What a device does in a second."""
+    """The rates of a device."""
 
     name: str
     memory_bytes: float
@@ -59,7 +59,7 @@ class DeviceSpeed:
     layer_latency_s: float
     """The time of one layer of a decode step, however few the sequences."""
     adapter_latency_s: float
-    """What an adapter adds to that."""
+    """The time that an adapter adds to that."""
     row_s: float
     """The time of drawing and bookkeeping for one sequence of a decode step."""
     element_s: float
@@ -150,7 +150,7 @@ def device_speed(gpu: str) -> DeviceSpeed:
 
 @dataclass(frozen=True, slots=True)
 class HostSpeed:
-    """What the processes around the device cost, in seconds of one core."""
+    """The cost of the processes around the device, in seconds of one core."""
 
     call_s: float = 5.1e-3
     """An environment process, for one model call of a rollout: one process took 6.2 s for 512 rollouts of 2.3
@@ -186,7 +186,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class RolloutWorkload:
-    """What one step of a run has to do."""
+    """The work of one step of a run."""
 
     batch_size: int = 512
     """Rollouts a step."""
@@ -194,7 +194,7 @@ class RolloutWorkload:
     turns: float = 2.0
     """Model calls of a rollout."""
     prompt_tokens: int = 300
-    """That the rollouts of a group have in common."""
+    """Tokens that the rollouts of a group have in common."""
     new_tokens: int = 48
     """Sampled in a rollout, all turns together."""
     tool_tokens: int = 0
@@ -217,7 +217,7 @@ class RolloutWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
-    """What one replica needs, in bytes."""
+    """The memory that one replica needs, in bytes."""
 
     weights: float
     adapter: float
@@ -225,7 +225,7 @@ class ReplicaMemory:
     kv_cache: float
     runtime: float
     total: float
-    """What the device has."""
+    """The memory of the device."""
 
     @property
     def used(self) -> float:
@@ -244,7 +244,7 @@ class CapacityPlan:
     decode_tokens_per_s: float
     """The rate of one replica while that many sequences decode."""
     busy_s: Mapping[str, float]
-    """What the busiest process or device of each part works in a step."""
+    """Seconds that the busiest process or device of each part works in a step."""
     step_s: float
     bottleneck: str
     """environment, front, api, sampling, training, trainer or hand-over."""
@@ -267,7 +267,7 @@ def plan_capacity(shape: ModelShape, load: RolloutWorkload, cluster: Cluster) ->
 
 
 def busy_seconds(shape: ModelShape, load: RolloutWorkload, cluster: Cluster) -> dict[str, float]:
-    """What the busiest process or device of each part works in a step."""
+    """Seconds that the busiest process or device of each part works in a step."""
     device, host, replicas = cluster.device, cluster.host, cluster.replicas
     share = 1 / replicas
     calls = load.batch_size * load.turns

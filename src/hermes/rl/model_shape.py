@@ -6,11 +6,11 @@ the number of parameters that its name states; `assumed_from` says so.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hermes.core import parse_object
 from hermes.errors import UsageError
 from hermes.training.schedule import parameters_of
 
@@ -68,7 +68,7 @@ class ModelShape:
         return float(rank * (self.layers * block + self.hidden + self.vocab))
 
     def activation_bytes_per_token(self) -> int:
-        """What the backward pass keeps of one token in bf16, as the engine plans it."""
+        """The bytes that the backward pass keeps of one token in bf16, as the engine plans it."""
         return 2 * self.layers * (8 * self.hidden + 4 * self.intermediate)
 
 
@@ -110,7 +110,7 @@ def _nearest(parameters: float) -> ModelShape:
 
 def _read_config(path: Path) -> ModelShape:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = parse_object(path.read_text("utf-8"))
         config = config.get("text_config", config)
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
         return ModelShape(

@@ -96,7 +96,7 @@ class Exited:
 
 _LAST_GRACE_S = 2.0
 _LAUNCHED: list[ProcessId] = []
-"""What this process has launched, each in a session of its own that no signal of the terminal reaches."""
+"""The processes that this one has launched, each in a session that no signal of the terminal reaches."""
 
 
 def terminate_launched() -> None:

@@ -5,18 +5,18 @@ The figures come from the run's metrics.jsonl and evaluations on disk, so they n
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import pairwise
 from operator import or_
 from pathlib import Path
 from typing import Any
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.core.clock import now_ms
 from hermes.core.names import policy_name
 from hermes.disk.files import read_text
-from hermes.rl.disk_room import DiskRoom
+from hermes.errors import HermesError
+from hermes.rl.machine import DiskRoom
 from hermes.rl.process import read_tail
 from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metrics
 from hermes.rl.run_config import RunConfig
@@ -76,7 +76,7 @@ def describe(run: RlRun, status: RunStatus) -> JSONObject:
 
 
 def waiting_for(run: RlRun, status: RunStatus) -> str | None:
-    """What the run waits for before it can go on; None: nothing, or it has ended.
+    """The condition that the run waits for before it goes on; None: nothing, or it has ended.
 
     A supervisor that cannot write its status, because the disk is full, cannot say so there.
     """
@@ -204,8 +204,12 @@ def evenly_spaced(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]
 
 def saved_checkpoints(run: RlRun) -> list[dict[str, Any]]:
     """The run's checkpoints, oldest first: step, paths to resume and to sample from, and the folder."""
-    text = read_text(run.folder / "training.json")
-    state = json.loads(text) if text else {}
+    path = run.folder / "training.json"
+    text = read_text(path)
+    try:
+        state = parse_object(text) if text else {}
+    except ValueError as error:
+        raise HermesError(f"{path} is damaged: {error}", "move the run's folder aside") from error
     entries = [*state.get("kept", []), *([state["best"]] if state.get("best") else [])]
     by_step = {entry[0]: (entry[1], entry[2]) for entry in entries}
     best = state["best"][0] if state.get("best") else None
@@ -241,7 +245,7 @@ def _eval_success(run: RlRun) -> float | None:
     if text is None:
         return None
     try:
-        metrics = json.loads(text)["results"]["all"]
+        metrics = parse_object(text)["results"]["all"]
     except (ValueError, KeyError, TypeError):
         return None
     rate: float | None = metrics.get("eval/success_rate", metrics.get("eval/percent_correct"))

@@ -112,18 +112,13 @@ def _critic(options: RlhfOptions) -> CriticConfig | None:
 def _preference(launch: Launch, options: RlhfOptions, reference: str | None) -> PreferenceCheck | None:
     if not options.preferences:
         return None
-    from hermes.training.preference.examples import pair_examples
+    from hermes.training.preference.examples import RowLimits, pair_examples
     from hermes.training.preference.reference import HeldOutPreference
     from hermes.training.preference.sources import from_files
 
-    rows = pair_examples(
-        from_files(options.preferences).pairs,
-        chat_renderer(options),
-        longest=options.max_tokens,
-        eval_share=0.0,
-        left_out=Counter(),
-        min_rows=1,
-    )
+    pairs = from_files(options.preferences).pairs
+    limits = RowLimits(options.max_tokens, 0.0, 1)
+    rows = pair_examples(pairs, chat_renderer(options), Counter(), limits)
     return HeldOutPreference(launch.run, rows.train, reference or BASE)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.config.paths import logs_dir
-from hermes.core import JSON, JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.core.clock import now_ms
 from hermes.core.names import did_you_mean, nearest
 from hermes.disk.files import atomic_write, read_text
@@ -98,7 +98,7 @@ class RunStatus:
     events: tuple[JSONObject, ...] = ()
     """Oldest first: {at_ms, text}, and {kind} of a crash."""
     waiting: str | None = None
-    """What the run waits for before it can go on (room on the disk); None: nothing."""
+    """The condition that the run waits for before it goes on (room on the disk); None: nothing."""
 
     def with_event(self, text: str, kind: str | None = None) -> RunStatus:
         event: JSONObject = {"at_ms": now_ms(), "text": text, **({"kind": kind} if kind else {})}
@@ -183,7 +183,7 @@ class RlRun:
         if text is None:
             return RunStatus()
         try:
-            return RunStatus.from_json(json.loads(text))
+            return RunStatus.from_json(parse_object(text))
         except (ValueError, KeyError, TypeError) as error:
             raise HermesError(
                 f"{self.status_path} is damaged: {error}", "move the run's folder aside"
@@ -239,17 +239,17 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise HermesError(f"{path} cannot be read: {error.strerror}", "move it aside") from error
     yield from _rows(text)
 
 
 def _rows(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
-            row: JSON = json.loads(line)
+            yield parse_object(line)
         except ValueError:
             continue
-        if isinstance(row, dict):
-            yield row
 
 
 def last_step(run: RlRun) -> int:

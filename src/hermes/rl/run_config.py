@@ -63,11 +63,11 @@ class MixtureEntry(_Section):
 
 
 class RunSection(_Section):
-    """What the supervisor reads."""
+    """The section that the supervisor reads."""
 
     run_id: str = ""
     note: str = ""
-    """What the person who started the run says about it."""
+    """The note of the person who started the run."""
     environment: str = ENV
     environment_file: str = ""
     evaluates: bool = False

@@ -14,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hermes.config.paths import logs_dir
@@ -62,21 +62,8 @@ class SweepRow:
     gain: float | None
     """The mean reward of its last quarter minus that of its first."""
     causes: tuple[str, ...] = ()
-    """What doctor finds."""
+    """The causes that doctor names."""
     reason: str | None = None
-
-    def to_json(self) -> JSONObject:
-        return {
-            "run_id": self.run_id,
-            "edits": dict(self.edits),
-            "status": self.status,
-            "steps": self.steps,
-            "score": self.score,
-            "evaluated": self.evaluated,
-            "gain": self.gain,
-            "causes": list(self.causes),
-            "reason": self.reason,
-        }
 
 
 def grid(values: Mapping[str, Sequence[Any]], seeds: int = 1) -> list[Edits]:
@@ -154,8 +141,8 @@ def run_sweep(
     report: JSONObject = {
         "sweep_id": sweep_id,
         "folder": str(folder),
-        "runs": [row.to_json() for row in rows],
-        "best": None if chosen is None else chosen.to_json(),
+        "runs": [asdict(row) for row in rows],
+        "best": None if chosen is None else asdict(chosen),
     }
     atomic_write(folder / "sweep.json", json.dumps(report, indent=1))
     return report

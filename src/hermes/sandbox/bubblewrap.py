@@ -16,8 +16,9 @@ loses its hooks and every setting that can run a program when the sandbox is clo
 
 Limits are per process for memory, CPU time and file size, and for the whole sandbox for the number of
 processes and the sizes of /tmp and /dev/shm. The memory of all commands together, shared memory and /tmp
-included, is limited where this user may make a control group (`guards.memory_group`). Not limited: disk space
-in the workspace, CPU share, and elsewhere the sum of memory. Use docker to limit these.
+included, is limited where this user may make a control group (`guards.memory_group`), and the disk space of a
+fresh workspace by looking at it (`guards.disk_limit`). Not limited: CPU share, and elsewhere the sum of
+memory. Use docker to limit these.
 
 Root. If Hermes runs as root, commands run as the owner of the workspace; a fresh workspace belongs to a user
 who owns nothing else. In a workspace that belongs to root they run as root without capabilities, and the
@@ -133,10 +134,13 @@ class BubblewrapSandbox(IsolatedSandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        launch = await self._shell_launch(command, cwd, env)
-        return (await self._supervisor.run(launch, timeout_s=self._limit_s(timeout_s), stdin=stdin)).result()
+        async with self._disk.watched():
+            launch = await self._shell_launch(command, cwd, env)
+            ended = await self._supervisor.run(launch, timeout_s=self._limit_s(timeout_s), stdin=stdin)
+        return self._disk.explain(ended.result())
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        self._disk.watch()
         return await self._supervisor.start(await self._shell_launch(command, cwd, None), stdin=True)
 
     async def kill_all(self) -> None:
@@ -180,7 +184,8 @@ class BubblewrapSandbox(IsolatedSandbox):
             filtered=bool(self._filter),
             read_only=self._repositories,
         )
-        return Launch(wrapped, command, "/", {}, self._rlimits, max_output_bytes, self._filter)
+        limits = [*self._rlimits, ("RLIMIT_FSIZE", 0, 0)] if self._disk.is_full else self._rlimits
+        return Launch(wrapped, command, "/", {}, limits, max_output_bytes, self._filter)
 
 
 def environment(layout: MountLayout) -> dict[str, str]:

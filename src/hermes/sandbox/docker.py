@@ -16,6 +16,7 @@ leaves running when it exits also run until then, unlike in the other back ends.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import subprocess
@@ -95,6 +96,18 @@ class DockerSandbox(IsolatedSandbox):
         if READY not in container.output().split():
             raise SandboxError(f"the container cannot be started: {container.output().strip()}", FIX)
         self._container = container
+        await self._check_memory_limit()
+
+    async def _check_memory_limit(self) -> None:
+        """SandboxError: the engine has ignored the limits, as podman does without root and control groups."""
+        reading = ["/bin/sh", "-c", f"cat {_LIMITS} 2> /dev/null"]
+        output = (await self._run_argv(reading, None, 1000)).capture.text().split()
+        limits = [int(word) if word.isdecimal() else math.inf for word in output]
+        if limits and min(limits) > self._settings.memory_mb << 20:
+            raise SandboxError(
+                f"{Path(self._engine).name} limits neither memory nor processes of its containers here",
+                "Without root it needs control groups of version 2. Use bubblewrap, or run Hermes as root.",
+            )
 
     async def run(
         self,
@@ -105,10 +118,14 @@ class DockerSandbox(IsolatedSandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
     ) -> CommandResult:
-        directory = await self._directory(cwd)
-        return (await self._run(shell_argv(command), timeout_s, directory, env, stdin)).result()
+        async with self._disk.watched():
+            directory = await self._directory(cwd)
+            argv = shell_argv(command, may_write=not self._disk.is_full)
+            ended = await self._run(argv, timeout_s, directory, env, stdin)
+        return self._disk.explain(ended.result())
 
     async def start(self, command: str, *, cwd: str | None = None) -> BackgroundProcess:
+        self._disk.watch()
         mark = new_id()
         argv = self._exec(shell_argv(command), mark, await self._directory(cwd), {}, stdin=True)
         client = await self._supervisor.start(_launch(argv, command), stdin=True)
@@ -271,6 +288,8 @@ MARK = "HERMES_COMMAND"
 """Variable that identifies the processes of one command in the container."""
 READY = "ready"
 _MAX_CPUS = 2
+_LIMITS = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
+"""The container's own memory limit, in control groups of version 2 and 1."""
 _MAIN = f"echo {READY}; exec cat > /dev/null"
 """Ends when its input ends, which ends with the client that started it, which ends with Hermes."""
 _SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'
@@ -370,9 +389,9 @@ def exec_argv(
     return [engine, "exec", *options, "--workdir", cwd, name, *argv]
 
 
-def shell_argv(command: str) -> list[str]:
+def shell_argv(command: str, *, may_write: bool = True) -> list[str]:
     """The command for bash if the image has it, else for sh."""
-    return ["/bin/sh", "-c", _SHELL, "sh", command]
+    return ["/bin/sh", "-c", _SHELL if may_write else f"ulimit -f 0; {_SHELL}", "sh", command]
 
 
 def kill_argv(engine: str, name: str, mark: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hermes.sandbox.files import check_directory, read_inside, read_with, write_inside, write_with
 from hermes.sandbox.guards import git_guard
+from hermes.sandbox.guards.disk_limit import DiskLimit
 from hermes.sandbox.supervisor import ProcessResult
 from hermes.sandbox.workspace import WORKSPACE, Workspace
 
@@ -29,6 +30,7 @@ class IsolatedSandbox(ABC):
         self._settings = settings
         self._workspace = workspace
         self._owner = workspace.owner
+        self._disk = DiskLimit(workspace.path, settings.disk_mb if workspace.fresh else None, self.kill_all)
         self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:
@@ -58,9 +60,14 @@ class IsolatedSandbox(ABC):
 
     async def _leave_workspace(self) -> None:
         """After the last command."""
+        await self._disk.close()
         if not self._workspace.fresh:
             await asyncio.to_thread(git_guard.neutralise_new, self._workspace.path, self._repositories)
         await asyncio.to_thread(self._workspace.remove)
+
+    @abstractmethod
+    async def kill_all(self) -> None:
+        """Ends everything that runs."""
 
     @abstractmethod
     async def _run_argv(

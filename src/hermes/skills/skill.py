@@ -95,13 +95,13 @@ class Skill:
     tags: tuple[str, ...] = ()
     related: tuple[str, ...] = ()
     summary: str | None = None
-    """What it does in at most 80 characters, for the agent's prompt; None: the description is cut."""
+    """Its purpose in at most 80 characters, for the agent's prompt; None: the description is cut."""
     area: str | None = None
     """The kind of work, one of `AREAS`; `mlops/training/axolotl` names a skill by it."""
     aliases: tuple[str, ...] = ()
     """Names in other collections that find this skill."""
     packages: tuple[PinnedPackage, ...] = ()
-    """What its blocks are checked against; the first one is the skill's subject."""
+    """The packages that its blocks are checked against; the first one is the skill's subject."""
     programs: Mapping[str, str] = field(default_factory=dict)
     """Program → pinned package whose source has the program's flags."""
     other_flags: tuple[str, ...] = ()

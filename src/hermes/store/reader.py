@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hermes.core import Fact, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
+from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step, Trajectory
 from hermes.errors import UsageError
 from hermes.store import facts, metrics, migrations, owner, samples, sqlite
 from hermes.store.browse.columns import SqlCondition
@@ -146,6 +146,13 @@ class Reader:
             raise UsageError(f"no trajectory {trajectory_id}", "see 'hermes trajectories list'")
         steps = tuple(decode_step(step) for step in self._db.execute(_STEPS, (row["seq"],)))
         return Trajectory(decode_header(row), steps, self._outcome(row))
+
+    def header(self, trajectory_id: str) -> Header:
+        """Without the steps."""
+        row = self._db.execute("SELECT * FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()
+        if row is None:
+            raise UsageError(f"no trajectory {trajectory_id}", "see 'hermes trajectories list'")
+        return decode_header(row)
 
     def trajectories(self, filters: Filter = ALL) -> Iterator[Trajectory]:
         """Every matching trajectory, oldest first, one in memory at a time."""
@@ -324,13 +331,15 @@ class Reader:
         return sorted({run_id for name in ids if (run_id := self._run_of(name))})
 
     def names(self, kind: str) -> list[str]:
-        """The names that trajectories have; `kind` is run, model or tool (one that was called)."""
+        """The names that trajectories have; `kind` is run, model, agent or tool (one that was called)."""
         query = {
             "run": "SELECT DISTINCT run_id FROM trajectories WHERE run_id IS NOT NULL",
             "model": "SELECT DISTINCT model FROM trajectories",
+            "agent": "SELECT DISTINCT metadata ->> '$.agent' FROM trajectories"
+            " WHERE metadata ->> '$.agent' IS NOT NULL",
             "tool": "SELECT DISTINCT tool FROM steps WHERE tool IS NOT NULL",
         }[kind]
-        return sorted(row[0] for row in self._db.execute(query))
+        return sorted(str(row[0]) for row in self._db.execute(query))
 
     def _run_of(self, trajectory_id: str) -> str | None:
         row = self._db.execute("SELECT run_id FROM trajectories WHERE id = ?", (trajectory_id,)).fetchone()

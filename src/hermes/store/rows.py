@@ -257,6 +257,8 @@ class Rows:
         return seq
 
     def _text(self, value: JSON) -> str:
+        if value == {}:
+            return "{}"
         return self._redact(canonical_json(value))
 
     def _message(self, message: Message) -> _Stored:

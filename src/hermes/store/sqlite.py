@@ -28,6 +28,7 @@ DAMAGE_HINT = (
     "a backup may lie beside it (*.bak)"
 )
 _BUSY_TIMEOUT_S = 30.0
+_CACHE_BYTES = 64 << 20
 _OPENING_CHECK_S = 0.25
 
 
@@ -57,6 +58,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA foreign_keys = ON")
     # A page that is split would keep copies of its rows, which no later deletion finds.
     connection.execute("PRAGMA secure_delete = FAST")
+    # The hashes of messages are spread over all of their index.
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_BYTES >> 10}")
     return connection
 
 

@@ -92,7 +92,7 @@ class Writer:
             added.append(queues.add_items(rows.connection, name, items))
 
         self._submit(operation).result()
-        return added[0]
+        return added[-1]  # of the attempt that was committed
 
     def delete_queue(self, name: str) -> None:
         """Deletes a queue; its ratings stay. UsageError if there is none of this name."""
@@ -102,7 +102,7 @@ class Writer:
         """Leases the next item of a queue to a rater; no other rater gets it until the lease ends."""
         taken: list[TakenItem | None] = []
         self._submit(lambda rows: taken.append(queues.take(rows.connection, request))).result()
-        return taken[0]
+        return taken[-1]
 
     def release_item(self, queue: str, item: str, rater: str, *, skip: bool = False) -> Future[None]:
         """Ends the rater's lease. `skip`: they do not get the item again."""
@@ -148,17 +148,19 @@ class Writer:
             raise StoreError(f"the store {self._path} is closed") from None
 
     def _commit(self, batch: list[tuple[Operation, Future[None]]]) -> None:
-        """Runs the batch in one transaction; a failed operation is undone and reported by itself."""
-        failures: dict[int, Exception] = {}
+        """Runs the batch in one transaction; a failed operation is undone and reported by itself.
+
+        All run without savepoints first, at each of which SQLite would write the text index; if one fails,
+        everything is rolled back and run again with them.
+        """
+        operations = [operation for operation, _ in batch]
         try:
             with sqlite.write_lock(self._path):
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._rows.begin_transaction()
-                for position, (operation, _) in enumerate(batch):
-                    failure = self._attempt(operation)
-                    if failure is not None:
-                        failures[position] = failure
-                self._connection.execute("COMMIT")
+                try:
+                    failures = self._run(operations)
+                except Exception:  # noqa: BLE001 - the second run reports it
+                    self._roll_back()
+                    failures = self._run(operations, savepoints=True)
         except sqlite.errors() as error:
             self._roll_back()
             for _, future in batch:
@@ -169,6 +171,19 @@ class Writer:
                 future.set_exception(failures[position])
             else:
                 future.set_result(None)
+
+    def _run(self, operations: Sequence[Operation], *, savepoints: bool = False) -> dict[int, Exception]:
+        """All of them in one transaction; the failures by position."""
+        failures: dict[int, Exception] = {}
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._rows.begin_transaction()
+        for position, operation in enumerate(operations):
+            if not savepoints:
+                operation(self._rows)
+            elif (failure := self._attempt(operation)) is not None:
+                failures[position] = failure
+        self._connection.execute("COMMIT")
+        return failures
 
     def _attempt(self, operation: Operation) -> Exception | None:
         self._connection.execute("SAVEPOINT operation")

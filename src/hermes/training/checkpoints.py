@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hermes.core import parse_object
 from hermes.core.json import JSONObject
 from hermes.disk.filelock import FileLock
 from hermes.disk.files import atomic_write, ensure_dir, read_text
@@ -47,7 +48,7 @@ class TrainingState:
     kind: str
     """rl, or that of an offline objective: sft, dpo, kto, reward."""
     settings: JSONObject
-    """What the run was started with; a run with other settings cannot resume from it."""
+    """The settings that the run was started with; a run with other settings cannot resume from it."""
     kept: tuple[CheckpointRecord, ...] = ()
     """Checkpoints, oldest first; a resumed run starts from the last."""
     best: CheckpointRecord | None = None
@@ -196,7 +197,7 @@ def _is_better(new: CheckpointRecord, best: CheckpointRecord | None, higher: boo
 
 def _decode(text: str, path: Path) -> TrainingState:
     try:
-        data = json.loads(text)
+        data = parse_object(text)
         if data.pop("format") != _FORMAT:
             raise HermesError(f"{path} was written by another version of Hermes", "use another run name")
         data["kept"] = tuple(CheckpointRecord(*record) for record in data["kept"])

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.core import parse_object
 from hermes.core.json import JSONObject
 from hermes.core.sequence import MASKED
 from hermes.disk.files import atomic_write, read_text
@@ -238,7 +239,7 @@ def _records(folder: Path) -> dict[int, str]:
     """Step → weights of the critic."""
     path = folder / _FILE
     try:
-        return {int(step): str(weights) for step, weights in json.loads(read_text(path) or "{}").items()}
+        return {int(step): str(weights) for step, weights in parse_object(read_text(path) or "{}").items()}
     except ValueError as error:
         raise HermesError(f"{path} is damaged: {error}", "use another --name") from error
 

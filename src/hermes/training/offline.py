@@ -61,7 +61,7 @@ class OfflineSettings:
 
 
 class OfflineObjective(ABC, Generic[Row]):
-    """What is trained, on which rows."""
+    """The objective of a training, and its rows."""
 
     kind: str
     """The kind of run in the state file."""
@@ -78,7 +78,7 @@ class OfflineObjective(ABC, Generic[Row]):
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, object]:
-        """What a resumed run must have in common with the one on disk, beside its adapter and batch size."""
+        """The facts that a resumed run shares with the one on disk, beside its adapter and batch size."""
 
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
         """Called before the first step, and again after the engine was lost."""
@@ -95,7 +95,7 @@ class OfflineObjective(ABC, Generic[Row]):
         """Metrics of the held-out rows, with `eval/loss`; called only if there are any."""
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """What the progress line shows beside the losses; may be empty."""
+        """The text that the progress line shows beside the losses; may be empty."""
         return ""
 
 

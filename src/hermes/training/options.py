@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from hermes.config.option import option, split_each, split_words
+from hermes.data.preference.pairs import PreferenceSource
 from hermes.training.data.advantages import Baseline
 from hermes.training.preference.losses import DpoLoss
 from hermes.training.schedule import default_rl_rate, parameters_of
@@ -26,7 +27,7 @@ PROJECT = "hermes"
 
 @dataclass(frozen=True, slots=True)
 class SizeDefaults:
-    """What an RL run of a model of this size has where nobody chose: hermes-agent's values for 8 billion
+    """Defaults of an RL run of a model of this size: hermes-agent's values for 8 billion
     parameters, and the same with smaller figures for small models."""
 
     learning_rate: float
@@ -45,12 +46,30 @@ def size_defaults(model: str) -> SizeDefaults:
     return SizeDefaults(rate, 9000, 2500, 16, 128, small=False)
 
 
-class AdapterFields(BaseModel):
-    """The adapter and its optimizer: the fields that all trainers and the section `tinker` share."""
+class PolicyFields(BaseModel):
+    """The model and the size of its training: the fields that `hermes improve` shares with the trainers."""
 
     model_config = ConfigDict(frozen=True)
 
     base_model: str = option("hermes/smollm2", "The model that is trained: bundled, hub name or folder.")
+    lora_rank: int = option(32, "Rank of the adapter.", "--rank", former=("--lora-rank",), ge=1, le=512)
+    seed: int = option(0, "Seed of the adapter, of the order of rows, and of sampling.", ge=0)
+    learning_rate: float | None = option(
+        None, "Peak learning rate of Adam; chosen by the model's size if unset.", gt=0, le=1e-1
+    )
+
+
+class RowLoopFields(BaseModel):
+    """How a trainer goes over stored rows."""
+
+    epochs: int = option(1, "Passes over the rows.", ge=1)
+    max_steps: int | None = option(None, "Stop after this many steps.", ge=1)
+    batch_size: int = option(16, "Rows a step.", ge=1)
+
+
+class AdapterFields(PolicyFields):
+    """The adapter and its optimizer: the fields that all trainers and the section `tinker` share."""
+
     start_from: str = option(
         "",
         "Weights to begin with: the name of a run, the folder of a PEFT adapter, a tinker:// path, policy "
@@ -58,16 +77,11 @@ class AdapterFields(BaseModel):
         "--start",
         metavar="WEIGHTS",
     )
-    lora_rank: int = option(32, "Rank of the adapter.", "--rank", former=("--lora-rank",), ge=1, le=512)
     lora_alpha: float = option(
         32.0, "The adapter's scale is alpha / rank; another one only at a Hermes engine.", gt=0
     )
     lora_targets: Annotated[list[Literal["attn", "mlp", "unembed"]], BeforeValidator(split_words)] = option(
         ["attn", "mlp"], "Parts of the model that have an adapter: attn, mlp, unembed.", min_length=1
-    )
-    seed: int = option(0, "Seed of the adapter, of the order of rows, and of sampling.", ge=0)
-    learning_rate: float | None = option(
-        None, "Peak learning rate of Adam; chosen by the model's size if unset.", gt=0, le=1e-1
     )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "How the learning rate falls towards the last step."
@@ -87,7 +101,7 @@ class AdapterFields(BaseModel):
 
 
 class RlFields(AdapterFields):
-    """What `hermes train grpo` and the section `tinker` share."""
+    """The fields that `hermes train grpo` and the section `tinker` share."""
 
     loss: Literal["importance_sampling", "ppo", "cispo", "gspo"] = option(
         "importance_sampling", "The policy loss."
@@ -150,7 +164,7 @@ class RlFields(AdapterFields):
 
 
 class TrainOptions(AdapterFields):
-    """What every command of `hermes train` has."""
+    """The options that every command of `hermes train` has."""
 
     base_url: str | None = option(
         None,
@@ -179,13 +193,10 @@ class TrainOptions(AdapterFields):
         return self.max_token_trainer_length or OFFLINE_TOKENS
 
 
-class OfflineOptions(TrainOptions):
-    """What the trainers on stored rows share."""
+class OfflineOptions(RowLoopFields, TrainOptions):
+    """The options that the trainers on stored rows share."""
 
     files: tuple[Path, ...] = option((), "", path="existing", argument=True)
-    epochs: int = option(1, "Passes over the rows.", ge=1)
-    max_steps: int | None = option(None, "Stop after this many steps.", ge=1)
-    batch_size: int = option(16, "Rows a step.", ge=1)
     patience: int | None = option(None, "Evaluations without a new best that end the run.", ge=1)
     parser: str = option("hermes", "Format of tool calls.")
     eval_share: float = option(0.1, "Share of tasks held out for evaluation.", ge=0, le=0.9)
@@ -197,7 +208,7 @@ class SftOptions(OfflineOptions):
 
 
 class VerdictOptions(OfflineOptions):
-    """What the trainers on verdicts share."""
+    """The options that the trainers on verdicts share."""
 
     eval_files: tuple[Path, ...] = option(
         (),
@@ -208,19 +219,23 @@ class VerdictOptions(OfflineOptions):
     min_rows: int = option(8, "Least rows.", ge=1)
 
 
-class PairOptions(VerdictOptions):
-    """What the trainers on preference pairs share."""
+class PairFields(BaseModel):
+    """Which evidence makes preference pairs, for the trainers and for an export."""
 
-    pairs_from: tuple[Literal["choice", "rating", "reward", "retry"], ...] = option(
+    pairs_from: tuple[PreferenceSource, ...] = option(
         (),
         "Evidence that makes pairs, repeatable; the first that has any on two answers decides. "
-        "Default: choice, rating, retry.",
+        "Default: choice, rating, retry; an export also takes rewards.",
     )
     min_margin: float = option(0.0, "Least difference of ratings or rewards.", ge=0)
 
 
+class PairOptions(PairFields, VerdictOptions):
+    """The options that the trainers on preference pairs share."""
+
+
 class PreferenceOptions(VerdictOptions):
-    """What the trainers of policies on verdicts share."""
+    """The options that the trainers of policies on verdicts share."""
 
     reference: str | None = option(
         None,
@@ -274,14 +289,14 @@ class RewardOptions(PairOptions):
     margin: float = option(
         1.0, "How far apart the strongest preference is scored; weaker ones less. 0: no margin.", ge=0
     )
-    centre: float = option(0.01, "Weight that keeps scores around 0.", ge=0)
+    centre: float = option(0.01, "Weight that keeps scores around 0.", hidden=True, ge=0)
     members: int = option(1, "Ensemble size.", ge=1, le=16)
     question: str | None = option(None, "What the model is asked about the answer.", metavar="TEXT")
-    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.")
+    words: tuple[str, str] = option(("good", "bad"), "The two replies compared.", hidden=True)
 
 
 class RlOptions(RlFields, TrainOptions):
-    """What the trainers on live rollouts have."""
+    """The options of the trainers on live rollouts."""
 
     with_engine: bool = option(
         False,
@@ -421,6 +436,9 @@ class RlhfOptions(PpoOptions):
         "λ of the critic's advantages: 1 is the reward less the value; below it the critic counts more.",
         ge=0,
         le=1,
+        hidden=True,
     )
-    critic_rate: float | None = option(None, "Learning rate of the critic; the policy's if unset.", gt=0)
+    critic_rate: float | None = option(
+        None, "Learning rate of the critic; the policy's if unset.", gt=0, hidden=True
+    )
     no_early_stop: bool = option(False, "Go on although the run is over-optimised.")

@@ -32,7 +32,6 @@ from hermes.training.data.api import (
     TrainerApi,
 )
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
-from hermes.training.data.correction import IMPORTANCE_SAMPLING
 from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
 from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
@@ -53,7 +52,7 @@ from hermes.training.session import (
     result_of,
     retry_on_engine_loss,
 )
-from hermes.training.update import Update
+from hermes.training.update import Update, UpdateConfig
 
 KIND = "rl"
 PLATEAU = "the evaluation stopped rising"
@@ -67,21 +66,14 @@ PreferenceCheck = Callable[[AdapterClient], float]
 TRUE_REWARD, PREFERENCE = "reward/true", "eval/preference"
 
 
-@dataclass(frozen=True, slots=True)
-class RlTrainerConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlTrainerConfig(UpdateConfig):
     schedule: Schedule
     num_steps: int
     batch_size: int = 128
     """Sequences a batch."""
-    loss: str = IMPORTANCE_SAMPLING
-    cap: float | None = 2.0
-    """Upper bound of the importance weight of a token; None: no correction."""
     proof_ends_run: bool = True
-    """What the proof of training finds ends the run; else it is a warning."""
-    clip: tuple[float, float] | None = None
-    """Bounds of the ratio, for ppo and cispo; None: the engine's defaults."""
-    epochs: int = 1
-    """Updates from one batch."""
+    """A fault that the proof of training finds ends the run; else it is a warning."""
     kl: float = 0.0
     """Weight of the KL penalty towards the reference; 0: no penalty."""
     reference: str | None = None
@@ -91,9 +83,6 @@ class RlTrainerConfig:
     rules: BatchConfig = field(default_factory=BatchConfig)
     critic: CriticConfig | None = None
     """The baseline is a critic adapter; None: the group's, as the rules say."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
     eval_every: int = 25
     eval_checkpoints: bool = True
     """Every checkpoint is evaluated, not only every `eval_every` steps."""
@@ -121,7 +110,7 @@ class OpenAIProxyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What the loop uses besides the engine and the trajectory API."""
+    """The services that the loop uses besides the engine and the trajectory API."""
 
     sinks: Sinks
     progress: ProgressCallback
@@ -369,10 +358,17 @@ class RlLoop:
         if batch.sequences:
             if session.proof is None:
                 session.begin_proof(batch.sequences[0].tokens)
-            metrics |= self._update.apply(batch.sequences, step, rate, session.audit, batch.present)
+            metrics |= self._update.apply(
+                batch.sequences,
+                step,
+                rate,
+                session.audit,
+                batch.present,
+                lambda: session.begin_publish(step, read_probe=True),
+            )
         if self._critic is not None:
             metrics |= self._critic.update(rate)
-        session.publish(step, read_probe=bool(batch.sequences))
+        session.publish(step)
         self._services.eval_watcher.record_published(step)
         if batch.sequences:
             metrics |= session.prove(pushed=rate > 0 and metrics.get("optim/grad_norm", 1.0) > 0)

@@ -6,12 +6,13 @@ million; for SFT 3e-4 and 1.3e-3. In between they follow a power of the size.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from hermes.core import parse_object
 
 _SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s?([mMbB])(?![a-zA-Z])")
 _EIGHT_BILLION = 8e9
@@ -72,7 +73,7 @@ def parameters_of(model: str) -> float | None:
 
 def _from_config(path: Path) -> float | None:
     try:
-        shape = json.loads(path.read_text("utf-8"))
+        shape = parse_object(path.read_text("utf-8"))
         hidden, layers, vocabulary = (
             int(shape[name]) for name in ("hidden_size", "num_hidden_layers", "vocab_size")
         )

@@ -1,4 +1,4 @@
-"""What every training loop shares: the adapter, the state on disk, the metrics, the proof of training.
+"""Every training loop shares these: the adapter, the state on disk, the metrics, the proof of training.
 
 The loop makes the steps; the session publishes the weights as `step-N`, compares sampler and trainer, logs
 the metrics, saves checkpoints and deletes those that the retention policy does not keep. A run may be killed
@@ -105,6 +105,8 @@ class TrainingSession:
         self._saved = state
         """The state on disk."""
         self._proof: probe.Proof | None = None
+        self._publication: Callable[[], str] | None = None
+        """Waits for the path of the weights that are being published."""
         self._probe_forward: Callable[[], list[list[float]]] | None = None
         """The trainer's reading of the probe, if it has begun."""
         self._audit: BatchAudit | None = None
@@ -125,14 +127,18 @@ class TrainingSession:
         """Changes the state in memory; it is written with the next checkpoint, which it belongs to."""
         self.state = replace(self.state, **changes)
 
-    def publish(self, step: int, *, read_probe: bool = False) -> None:
-        """Publishes the weights to samplers as `step-N`; rollouts report the name as their policy version.
-
-        `read_probe`: meanwhile the trainer scores the probe with them, for `prove`.
-        """
-        publication = self.client.begin_publish(f"step-{step}")
+    def begin_publish(self, step: int, *, read_probe: bool = False) -> None:
+        """Begins what `publish` ends. `read_probe`: the trainer scores the probe meanwhile, for `prove`."""
+        self._publication = self.client.begin_publish(f"step-{step}")
         if read_probe:
             self._probe_forward = self.client.begin_forward([self.state.probe])
+
+    def publish(self, step: int) -> None:
+        """Publishes the weights to samplers as `step-N`; rollouts report the name as their policy version."""
+        if self._publication is None:
+            self.begin_publish(step)
+        assert self._publication is not None
+        publication, self._publication = self._publication, None
         self.sampler = publication()
         self._on_publish(self.sampler)
         published = (*self.state.published, self.sampler)

@@ -6,9 +6,9 @@ another engine as files, which only a Hermes engine accepts: a service starts fr
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from hermes.core import parse_object
 from hermes.errors import HermesError, UsageError
 from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile, TrainingState
 from hermes.training.policy_registry import named_policy
@@ -76,7 +76,7 @@ def engine_folders(home: Path) -> list[Path]:
 def rank_of(folder: Path) -> int:
     path = folder / _ADAPTER
     try:
-        return int(json.loads(path.read_text(encoding="utf-8"))["r"])
+        return int(parse_object(path.read_text(encoding="utf-8"))["r"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HermesError(f"{path} cannot be read: {error}", "is it a LoRA adapter?") from error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.correction import (
@@ -28,21 +29,20 @@ if TYPE_CHECKING:
     import tinker
 
 
-class UpdateConfig(Protocol):
-    @property
-    def loss(self) -> str: ...
-    @property
-    def cap(self) -> float | None: ...
-    @property
-    def clip(self) -> tuple[float, float] | None: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def clip_norm(self) -> float: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateConfig:
+    """How an update is made."""
+
+    loss: str = IMPORTANCE_SAMPLING
+    cap: float | None = 2.0
+    """Upper bound of the importance weight of a token; None: no correction."""
+    clip: tuple[float, float] | None = None
+    """Bounds of the ratio, for ppo and cispo; None: the engine's defaults."""
+    epochs: int = 1
+    """Updates from one batch."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
 
 
 class Update:
@@ -58,35 +58,35 @@ class Update:
         rate: float,
         audit: BatchAudit | None,
         present: Sequence[Sequence[float]] | None = None,
+        on_updated: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
         """Makes step `step`. The losses are scaled so that their sum is the mean over the trained tokens of
         all `sequences`, also of those whose advantages are 0; for gspo the mean over the sequences.
 
-        `present`: the logprobs by token under the present weights, if they are known.
+        `present`: the logprobs by token under the present weights, if they are known. `on_updated` is called
+        after the last optimizer step; the metrics are computed and the batch is audited afterwards.
         """
         settings = self._settings
         data, behaviour, scaled = self._data(sequences, step - 1, present)
-        metrics: dict[str, float] = {}
-        clip_fractions: list[float] = []
-        bounds = bounds_of(self._loss)
+        outputs: list[ForwardOutput] = []
+        optim: dict[str, float] = {}
         for epoch in range(settings.epochs):
-            output = self._client.forward_backward(data, self._loss)
-            if bounds is not None:
-                clip_fractions.append(self._clip_fraction(sequences, output, behaviour, bounds))
-            if epoch == 0:
-                metrics = self._metrics(sequences, output, behaviour, scaled)
-                if audit is not None:
-                    metrics |= audit.check(sequences, output.logprobs, step - 1)
-            check_finite({"train/loss": output.loss})
+            outputs.append(self._client.forward_backward(data, self._loss))
+            check_finite({"train/loss": outputs[-1].loss})
             optimizer = self._client.optim_step(rate, settings.beta1, settings.beta2, settings.clip_norm)
             optim = {f"optim/{name.partition(':')[0]}": value for name, value in optimizer.items()}
             check_finite(optim)
             if epoch == 0:
                 check_policy_gradient(_trained_only(sequences, scaled), optim.get("optim/grad_norm"))
-            metrics |= optim
-        return metrics | (
-            {"health/clip_fraction": statistics.fmean(clip_fractions)} if clip_fractions else {}
-        )
+        on_updated()
+        metrics = self._metrics(sequences, outputs[0], behaviour, scaled) | optim
+        if audit is not None:
+            metrics |= audit.check(sequences, outputs[0].logprobs, step - 1)
+        if (bounds := bounds_of(self._loss)) is not None:
+            metrics["health/clip_fraction"] = statistics.fmean(
+                self._clip_fraction(sequences, output, behaviour, bounds) for output in outputs
+            )
+        return metrics
 
     def _data(
         self,

@@ -23,7 +23,7 @@ from hermes.core.clock import now_ms
 from hermes.disk.files import ensure_dir
 from hermes.errors import HermesError, UsageError
 
-HERMES = (sys.executable, "-m", "hermes")
+HERMES = (sys.executable, "-P", "-m", "hermes")
 _MAX_RUNNING = 4
 _SHORT_S = 180.0
 _MAX_KNOWN = 200

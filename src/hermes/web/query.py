@@ -16,7 +16,7 @@ from hermes.store.browse.columns import SqlCondition
 from hermes.web.responses import PageError
 
 DEFAULT_QUERY = "source!=env"
-"""That of an address without one: a training run records more rollouts than a person ever reads."""
+"""The query of an address without one: a training run records more rollouts than a person ever reads."""
 _MAX_CONDITIONS = 20
 _PART = re.compile(
     r'(?P<field>[a-z_]+(?:\.[^\s<>=!~"]+)?)(?P<operator><=|>=|!=|=|<|>|~)(?:"(?P<quoted>[^"]*)"|(?P<value>\S*))'

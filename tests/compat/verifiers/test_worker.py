@@ -135,6 +135,22 @@ BROKEN = {
         "def load_environment():\n    raise DatasetNotFoundError('some/dataset')\n",
         "needs data from the hub",
     ),
+    "exits": ("import os\nos._exit(0)\n", "the process that ran exits ended"),
+    "exits_softly": ("raise SystemExit(0)\n", "exits_softly"),
+    "recurses": ("def load_environment(): return load_environment()\n", "recursion"),
+    "forges": (
+        "import os\nfor fd in range(3, 30):\n"
+        "    try: os.write(fd, b'{\"id\": 1, \"result\": 7}\\n[1]\\n' + b'x' * 100 + b'\\n')\n"
+        "    except OSError: pass\n"
+        "import time; time.sleep(600)\n",
+        "forges",
+    ),
+    "endless_line": (
+        "import os\nfor fd in range(3, 30):\n"
+        "    try:\n        while True: os.write(fd, b'x' * (1 << 20))\n"
+        "    except OSError: pass\n",
+        "the process that ran endless_line ended",
+    ),
     "grouped": (
         "class Env:\n    requires_group_rollouts = True\n    run_rollout = env_id = None\n"
         "    def get_dataset(self): return []\n    def build_eval_dataset(self): return None\n"

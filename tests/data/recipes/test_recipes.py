@@ -25,6 +25,7 @@ from tests import records
 from tests.data import made
 from tests.data.recipes import real
 
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj")
 KEYS = Path(__file__).parent / "keys"
 ASKS = [
     (name, Ask(f"data.train{ending}", f"data.eval{ending}", form))
@@ -32,7 +33,7 @@ ASKS = [
     for form in recipe.formats
     for ending in (".jsonl", ".parquet")
 ]
-IDS = [f"{name}-{ask.form}-{ask.loader}" for name, ask in ASKS]
+IDS = [f"{name}-{ask.form}{Path(ask.train).suffix}" for name, ask in ASKS]
 
 
 def configuration(name: str, ask: Ask) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_every_field_exists_in_the_version_that_the_recipe_names(name: str, ask:
     found = configuration(name, ask)
     known = keys["keys"]
     if name == "trl":
-        assert set(found) <= set(known[recipes.TRL_STAGES[ask.form]])
+        assert set(found) <= set(known[RECIPES["trl"].stages[ask.form]])
         assert all(set(entry) <= set(known["datasets"]) for entry in found["datasets"])
         return
     assert set(found) <= set(known["top"])
@@ -99,8 +100,8 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     )
     assert (rank, flat["lora_alpha"], length, batch) == (32, 64, 8192, 2)
     assert flat["gradient_accumulation_steps"] == 8
-    assert set(targets.split(",") if isinstance(targets, str) else targets) == set(recipes.TARGETS)
-    if recipes.TRL_STAGES.get(ask.form, "sft") != "sft":
+    assert set(targets.split(",") if isinstance(targets, str) else targets) == set(TARGETS)
+    if RECIPES[name].stages[ask.form] != "sft":
         assert flat["learning_rate"] == 5e-6
     else:
         assert flat["learning_rate"] == 2e-4
@@ -109,12 +110,12 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     assert "Qwen3-8B" in json.dumps(found)
 
 
-@pytest.mark.parametrize("form", recipes.TRL_STAGES)
+@pytest.mark.parametrize("form", RECIPES["trl"].formats)
 def test_trl_itself_parses_its_recipe(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import DPOConfig, KTOConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
     from trl.scripts.utils import DatasetMixtureConfig
 
-    config = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig}[recipes.TRL_STAGES[form]]
+    config = {"sft": SFTConfig, "dpo": DPOConfig, "kto": KTOConfig}[RECIPES["trl"].stages[form]]
     output = tmp_path / "data.parquet"
     ask = Ask(str(output), None, form, base_model="some/model", quantised=False)
     (path,) = write_recipe(get_recipe("trl"), ask, output)

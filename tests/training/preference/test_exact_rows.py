@@ -10,7 +10,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -27,6 +26,7 @@ from hermes.models.render.template import encode
 from hermes.store import Reader, Writer
 from hermes.training.preference.examples import (
     RenderedCompletion,
+    RowLimits,
     consistent_pairs,
     pair_examples,
     unpaired_examples,
@@ -85,12 +85,12 @@ def test_every_token_of_a_row_is_of_the_rated_answer_or_its_prompt(
                 PENDING.pop().result()
         with Reader(db) as reader:
             verdicts = from_store(reader, EVERYTHING, ORIGINS, 0.0)
-    limits: dict[str, Any] = {"longest": 1 << 20, "eval_share": 0.0, "min_rows": 1}
+    limits = RowLimits(1 << 20, 0.0, 1)
     pairs = consistent_pairs(verdicts.pairs, Counter())
     if pairs:
         event("pairs")
-        rows = pair_examples(pairs, renderer, left_out=Counter(), **limits).train
-        scored = reward_pairs(pairs, READOUT, renderer, left_out=Counter(), **limits).train
+        rows = pair_examples(pairs, renderer, Counter(), limits).train
+        scored = reward_pairs(pairs, READOUT, renderer, Counter(), limits).train
         assert len(rows) == len(scored) == len(pairs)
         for pair, row, reward_row in zip(pairs, rows, scored, strict=True):
             for completion, rendered, tokens in (
@@ -103,13 +103,13 @@ def test_every_token_of_a_row_is_of_the_rated_answer_or_its_prompt(
     labelled = [rated for rated in verdicts.rated if rated.desirable is not None]
     if {rated.desirable for rated in labelled} == {True, False}:
         event("good and bad answers")
-        answers = unpaired_examples(labelled, renderer, left_out=Counter(), **limits).train
+        answers = unpaired_examples(labelled, renderer, Counter(), limits).train
         for rated, answer in zip(labelled, answers, strict=True):
             assert answer.desirable == rated.desirable
             check_completion(answer.completion, rated.prompt, rated.completion, rated.tools, renderer)
     if verdicts.rated:
         event("ratings")
-        points = reward_points(verdicts.rated, READOUT, renderer, left_out=Counter(), **limits).train
+        points = reward_points(verdicts.rated, READOUT, renderer, Counter(), limits).train
         for rated, point in zip(verdicts.rated, points, strict=True):
             assert point.target == (rated.score - 1) / 4
             text = rating_text((*rated.prompt, *rated.completion), rated.tools, renderer)

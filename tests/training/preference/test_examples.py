@@ -16,6 +16,7 @@ from hermes.errors import HermesError, UsageError
 from hermes.models.render.chat import ChatRenderer
 from hermes.training.preference.examples import (
     RatedCompletion,
+    RowLimits,
     pair_examples,
     render_completion,
     unpaired_examples,
@@ -40,8 +41,9 @@ def pair(chosen: str, rejected: str, task: str = "t", margin: float = 1.0) -> Pr
 
 
 def examples(pairs: list[PreferencePair], renderer: ChatRenderer, **changes: Any) -> Any:
-    settings: dict[str, Any] = {"longest": 2048, "eval_share": 0.0, "left_out": Counter(), "min_rows": 1}
-    return pair_examples(pairs, renderer, **{**settings, **changes})
+    left_out = changes.pop("left_out", Counter())
+    settings: dict[str, Any] = {"longest": 2048, "eval_share": 0.0, "min_rows": 1}
+    return pair_examples(pairs, renderer, left_out, RowLimits(**{**settings, **changes}))
 
 
 def test_only_the_tokens_that_the_model_wrote_are_in_the_loss(renderer: ChatRenderer) -> None:
@@ -102,13 +104,13 @@ def rated(desirable: bool | None, number: int) -> RatedCompletion:
 def test_one_class_only_is_refused(renderer: ChatRenderer, label: bool, word: str) -> None:
     rows = [rated(label, number) for number in range(10)]
     with pytest.raises(HermesError, match=f"all 10 rated answers are {word}: KTO needs good and bad ones"):
-        unpaired_examples(rows, renderer, longest=2048, eval_share=0.0, left_out=Counter())
+        unpaired_examples(rows, renderer, Counter(), RowLimits(2048, 0.0))
 
 
 def test_ratings_in_the_middle_are_no_label(renderer: ChatRenderer) -> None:
     rows = [rated(None, number) for number in range(10)]
     with pytest.raises(HermesError, match=r"10 left out \(rated neither good nor bad\)"):
-        unpaired_examples(rows, renderer, longest=2048, eval_share=0.0, left_out=Counter())
+        unpaired_examples(rows, renderer, Counter(), RowLimits(2048, 0.0))
 
 
 def test_rows_of_files_are_read_in_every_form_of_trl(tmp_path: Path) -> None:

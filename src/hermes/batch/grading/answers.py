@@ -28,10 +28,11 @@ _LETTERS = re.compile(r"[a-zA-Z]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 300
-_PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’"
+_PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’«»„。、「」『』《》"
 _LATEX = (
     (re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r"\1\2/\3\4"),
     (re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt)?\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"(?<=\d)(?:\\[,;:!]|,\\!)(?=\d{3}(?!\d))"), ","),  # 10\,000 and 1,\!000
     (re.compile(r"\\(?:left|right|[()\[\],;:! ])|\$"), " "),
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\%"), "%"),

@@ -57,7 +57,7 @@ def _data_files(with_parquet: bool) -> list[tuple[str, str]]:
 
 
 def _origin(spec: RunSpec) -> dict[str, JSON]:
-    """What is known of the run's making; None where it does not apply."""
+    """The facts of the run's making; None where it does not apply."""
     settings = {key: value for key, value in spec.settings.items() if key.startswith(_SHOWN_SETTINGS)}
     reward_file, _, function = (spec.reward or "").rpartition(":")
     toolsets = "drawn per sample" if spec.distribution else "the model's default"

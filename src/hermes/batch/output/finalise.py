@@ -105,7 +105,7 @@ def finalise(folder: Path, spec: RunSpec, dataset: Dataset) -> DatasetSummary:
         file.write(json.dumps(statistics, indent=2, ensure_ascii=False) + "\n")
     with replacing(folder / "README.md") as file:
         file.write(card.render(spec, statistics, with_parquet=with_parquet))
-    return _summary(tally, statistics, with_parquet)
+    return _summary(spec.name, tally, statistics, with_parquet)
 
 
 class _RowWriter:
@@ -172,8 +172,13 @@ def _write_lines(path: Path, rows: Iterable[JSONObject]) -> None:
             file.write(encode_row(row).line + "\n")
 
 
-def _summary(tally: StatisticsTally, statistics: JSONObject, with_parquet: bool) -> DatasetSummary:
-    missing = "no Parquet: it needs pyarrow (pip install 'hermes-research[export]')"
+def _summary(run: str, tally: StatisticsTally, statistics: JSONObject, with_parquet: bool) -> DatasetSummary:
+    notes = [] if with_parquet else ["no Parquet: it needs pyarrow (pip install 'hermes-research[export]')"]
+    if tally.rows_of_hidden_thinking:
+        notes.append(
+            f"rows with thinking that a later call was not shown: {tally.rows_of_hidden_thinking};"
+            f" to train on what was shown: hermes export --run {run} --output FILE"
+        )
     return DatasetSummary(
         rows=tally.done,
         filtered=tally.filtered.total(),
@@ -181,5 +186,5 @@ def _summary(tally: StatisticsTally, statistics: JSONObject, with_parquet: bool)
         not_run=tally.not_run,
         bad_rows=tally.bad_rows,
         statistics=statistics,
-        notes=() if with_parquet else (missing,),
+        notes=tuple(notes),
     )

@@ -40,6 +40,8 @@ class StatisticsTally:
     """All, also those of samples that went well later."""
     redacted_rows: int = 0
     """Finished samples with a secret replaced in them."""
+    rows_of_hidden_thinking: int = 0
+    """In the dataset, with thinking that a later call was not shown."""
     _outcomes: Counter[str] = field(default_factory=Counter)
     _toolsets: Counter[str] = field(default_factory=Counter)
     _offered: Counter[str] = field(default_factory=Counter)
@@ -65,6 +67,7 @@ class StatisticsTally:
         """`row`: of data.formats.batch.dataset_row; `filtered`: why the row is filtered, if it is."""
         if filtered is None:
             self.done += 1
+            self.rows_of_hidden_thinking += row["thinking_shown"] is False
         else:
             self.filtered[DUPLICATE if filtered.startswith(DUPLICATE) else filtered] += 1
         self._outcomes[row["outcome"]["stop_reason"]] += 1

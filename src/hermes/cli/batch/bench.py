@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import click
 
 from hermes.batch.compare.attempts import Divergence
-from hermes.batch.compare.report_html import score_text
 from hermes.batch.compare.scores import Attempt, Comparison, ModelPair, Score
 from hermes.batch.options import BatchOptions, RunFolder
 from hermes.cli.model_options import model_options, parse_model
@@ -25,10 +24,8 @@ from hermes.errors import HermesError, UsageError
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from hermes.batch.compare.scores import Contender
 
-    from hermes.batch.compare.attempts import Divergence
-    from hermes.batch.compare.scores import Comparison, Contender
 _MESSAGE_CHARS = 160
 
 
@@ -40,7 +37,6 @@ class BenchOptions(RunFolder):
         None, "Scores each trajectory; exact match of 'expected' if unset.", metavar="FILE.py:FUNCTION"
     )
     with_diff: bool = option(False, "Show where two models' trajectories first diverge.", "--diff")
-    page: Path | None = option(None, "Write a report here, as HTML.", "--output", former=("--html",))
     run_name: str | None = option(None, "Names the runs' folders; default: bench-DATASET.")
 
 
@@ -86,8 +82,6 @@ class _Bench:
             raise next(iter(self._errors.values()))
         comparison = compare_models(contenders, [row.key for row in self._dataset.rows])
         divergences = _divergences(contenders, comparison) if options.with_diff else []
-        if options.page:
-            self._write_page(options.page, comparison, divergences)
         if self._as_json:
             facts = {"run": self._name, "samples": options.samples, "scoring": self._scoring}
             facts |= {"errors": {model: error.message for model, error in self._errors.items()}}
@@ -165,20 +159,6 @@ class _Bench:
             without = "" if name == "exact_match" else ", without math-verify"
             return f"{exact.__file__}:{name}", f"exact match of the answer{without}"
         return None, "the tasks' own reward functions" if any(row.reward for row in rows) else None
-
-    def _write_page(self, path: Path, comparison: Comparison, divergences: Sequence[Divergence]) -> None:
-        from hermes.batch.compare.report_html import Facts, render
-        from hermes.disk.files import replacing
-
-        facts = Facts(
-            title=self._name,
-            dataset=Path(self._options.dataset_file).name,
-            samples=self._options.samples,
-            scoring=self._scoring,
-            prompts={row.key: row.prompts[0] for row in self._dataset.rows},
-        )
-        with replacing(path) as file:
-            file.write(render(facts, comparison, divergences))
 
 
 def _divergences(contenders: Sequence[Contender], comparison: Comparison) -> list[Divergence]:
@@ -269,6 +249,13 @@ def _first_message(messages: Sequence[Message]) -> str:
 
 def _end(attempt: Attempt) -> str:
     return attempt.outcome if attempt.reward is None else f"reward {attempt.reward:g}"
+
+
+def score_text(value: float | None, binary: bool) -> str:
+    """A pass rate in percent, any other score as a number."""
+    if value is None:
+        return "–"
+    return f"{value:.1%}" if binary else f"{value:.3g}"
 
 
 def _ms(value: float | None) -> str:

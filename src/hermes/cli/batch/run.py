@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from subprocess import Popen
 
@@ -60,21 +60,25 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
         if reference is not None:
             load_reward(reference)  # a mistake in it is found before anything is paid for
     config, new_spec = spec_of(options, dataset)
-    with (
-        open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
-        served_policy(config, spec, dataset, options) as policy_url,
-        worker_context as workers,  # before the signal handlers: Ray sets its own
-        ExitStack() as display,
-    ):
-        view = display.enter_context(open_view(as_json=as_json, title=options.name))
-        pool = Pool(folder, spec, dataset, run_options(options, policy_url), view, workers)
-        try:
-            asyncio.run(_run_with_signals(pool))
-        finally:  # the dataset is written at every end, a fatal one included
-            display.close()
-            summary = finalise(folder, spec, dataset)
-            _report(folder, pool.result, summary, as_json=as_json)
-    return 0 if pool.result.complete and not _never_scored(summary) else 1
+    end: tuple[RunResult, DatasetSummary] | None = None
+    try:
+        with (
+            open_run(folder, new_spec, accept_changes=options.accept_changes) as spec,
+            served_policy(config, spec, dataset, options) as policy_url,
+            worker_context as workers,  # before the signal handlers: Ray sets its own
+            open_view(as_json=as_json, title=options.name) as view,
+        ):
+            pool = Pool(folder, spec, dataset, run_options(options, policy_url), view, workers)
+            try:
+                asyncio.run(_run_with_signals(pool))
+            finally:  # the dataset is written at every end, a fatal one included
+                end = pool.result, finalise(folder, spec, dataset)
+    finally:  # while the workers are open, what is printed may go nowhere (cluster.connect)
+        if end is not None:
+            _report(folder, *end, as_json=as_json)
+    assert end is not None
+    result, summary = end
+    return 0 if result.complete and not _never_scored(summary) else 1
 
 
 def _never_scored(summary: DatasetSummary) -> bool:

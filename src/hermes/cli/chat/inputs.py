@@ -1,4 +1,4 @@
-"""What a question consists of: the typed text, files that it names with '@', fragments, standard input."""
+"""The parts of a question: the typed text, files that it names with '@', fragments, standard input."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ async def _print_turn(steps: AsyncIterator[Step], chat: Conversation, screen: Sc
 
 
 def _turn_text(used: Usage, seconds: float, chat: Conversation) -> str:
-    """What the turn took, and what the conversation has taken so far."""
+    """The cost of the turn, and of the conversation so far."""
     turn = f"this turn: {used.prompt:,} tokens in, {used.completion:,} out, {seconds:.1f} s"
     return f"[{turn} | conversation: {spent_text(chat.loop.usage, chat.loop.cost_usd)}]"
 

@@ -34,7 +34,7 @@ _TITLES = {
     "skill": "The agent wants to change what later agents read:",
     "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
 }
-"""What a person is asked, by the kind of action."""
+"""The question to a person, by the kind of action."""
 _RESULT_LINES = 4
 _RESULT_CHARS = 100
 _HEADING = re.compile(r"(#{1,6}) +(.*)")
@@ -87,26 +87,30 @@ class Screen:
         if self._quiet:
             return
         if delta.reasoning:
-            _write(click.style(printable(delta.reasoning), dim=True))
+            _write(click.style(printable(delta.reasoning), dim=True), err=self._err)
             self._thinking = True
         if delta.text:
-            if self._thinking:
-                _write("\n")
-                self._thinking = False
+            self._end_thinking()
             text = printable(delta.text)
             if self._markdown is not None:
                 self._markdown.feed(text)
             else:
                 _write(text)
-        self._open_line = True
+            self._open_line = True
+
+    def _end_thinking(self) -> None:
+        if self._thinking:
+            _write("\n", err=self._err)
+        self._thinking = False
 
     def end_line(self) -> None:
-        """Ends the line of an answer, if one is open."""
+        """Ends the line of an answer or of thinking, if one is open."""
+        self._end_thinking()
         if self._open_line:
             if self._markdown is not None:
                 self._markdown.end()
             _write("\n")
-        self._open_line = self._thinking = False
+        self._open_line = False
 
     def step(self, step: Step) -> None:
         self._waiting.stop()
@@ -180,9 +184,9 @@ def _result_text(content: str) -> str:
     return "".join(excerpt[:_RESULT_LINES]) + more
 
 
-def _write(text: str) -> None:
-    click.echo(text, nl=False)
-    sys.stdout.flush()
+def _write(text: str, *, err: bool = False) -> None:
+    click.echo(text, nl=False, err=err)
+    (sys.stderr if err else sys.stdout).flush()
 
 
 def style_line(line: str, *, in_code: bool) -> str:

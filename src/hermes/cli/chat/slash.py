@@ -29,7 +29,7 @@ class ExitChat(Exception):
 
 @dataclass(frozen=True)
 class ChatSession:
-    """What a command works on: the conversation, and the options that the chat was started with."""
+    """The state that a command changes: the conversation, and the options that the chat was started with."""
 
     chat: Conversation
     options: ChatOptions

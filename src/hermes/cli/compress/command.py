@@ -42,8 +42,9 @@ _FILE_HELP = "with these flags, or hermes-agent's trajectory_compression.yaml"
 def read_compress_file(path: Path) -> Mapping[str, Any]:
     """The values of a YAML file by the names of the options."""
     from hermes.config import yaml_file
+    from hermes.disk.files import read_text
 
-    keys = dict(_dotted_keys(yaml_file.parse(path.read_text("utf-8"), str(path)).data))
+    keys = dict(_dotted_keys(yaml_file.parse(read_text(path) or "", str(path)).data))
     return fields_of_keys(
         CompressOptions, keys, path, "compress", _HERMES_AGENT_KEYS, ("argument", "trust_remote_code")
     )

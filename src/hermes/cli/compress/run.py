@@ -177,20 +177,17 @@ class _CompressCommand:
         return 1 if analysis.bad else 0
 
     def _identity(self, spec: TokenizerSpec) -> JSONObject:
-        """What a resumed run must have in common with the one that was interrupted."""
-        options = self._options
+        """The facts that a resumed run must have in common with the one that was interrupted."""
+        names = {
+            *("target_max_tokens", "strategy", "summary_target_tokens", "protect_last_turns"),
+            *("strict_protect", "sample_percent", "seed", "model"),
+        }
+        digest = self._files.digest() if self._files else None
         return {
-            "source": options.source,
-            "target_max_tokens": options.target_max_tokens,
-            "strategy": options.strategy,
-            "summary_target_tokens": options.summary_target_tokens,
-            "protect_last_turns": options.protect_last_turns,
-            "strict_protect": options.strict_protect,
-            "sample_percent": options.sample_percent,
-            "seed": options.seed,
-            "model": options.model,
+            "source": self._options.source,
+            **self._options.model_dump(include=names),
             "tokenizer": spec.name,
-            "input": self._files.digest() if self._files else None,
+            "input": digest,
         }
 
     def _facts(self, started: float) -> JSONObject:

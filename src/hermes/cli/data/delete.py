@@ -23,7 +23,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class _Doomed:
-    """What a deletion is about, as it is shown before the question."""
+    """The subject of a deletion, as it is shown before the question."""
 
     ids: tuple[str, ...]
     derived: tuple[str, ...]

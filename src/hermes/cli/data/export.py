@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
@@ -18,6 +18,7 @@ from hermes.data.formats.base import Thinking, ToolCallStyle
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.redaction.redact import RedactionLevel
 from hermes.errors import UsageError
+from hermes.training.options import PairFields
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -31,7 +32,7 @@ _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 4_000
 
 
-class ExportOptions(BaseModel):
+class ExportOptions(PairFields):
     model_config = ConfigDict(frozen=True)
 
     ids: tuple[str, ...] = option(
@@ -55,7 +56,7 @@ class ExportOptions(BaseModel):
     thinking: Thinking = option(
         Thinking.SEEN,
         "Training formats: earlier thinking as the model was shown it, which can make several rows of a "
-        "trajectory, or all of it.",
+        "trajectory; all of it; or none.",
     )
     named_ids: tuple[str, ...] = option((), "The same as the arguments.", "--id", hidden=True)
     everything: bool = option(False, "Also trajectories that did not complete.", "--all")
@@ -76,10 +77,6 @@ class ExportOptions(BaseModel):
         RedactionLevel.SHAPES, "Known secrets; also values named like one; also values shaped like one."
     )
     split: float | None = option(None, "Share of tasks for eval; two files.", metavar="SHARE", ge=0, le=1)
-    pairs_from: tuple[PreferenceSource, ...] = option(
-        (), "Preference formats: which signals to build pairs from, in order of preference; default: all."
-    )
-    min_margin: float = option(0.0, "Least difference of ratings or rewards.", ge=0)
     recipe: str | None = option(
         None, "axolotl, unsloth, trl or llama-factory: also its config.", metavar="NAME"
     )
@@ -143,7 +140,7 @@ def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> Non
         return
     _print_report(plan, report)
     if recipe and configs:
-        click.echo(f"recipe: {recipe.command(str(configs[0]))}")
+        click.echo(f"recipe: {recipe.command(plan.form.name, configs[0])}")
     if url:
         click.echo(f"pushed to {url}")
 

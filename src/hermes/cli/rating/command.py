@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
-from hermes.cli.options import RenamedOption, add_options, json_option, stored_variables
+from hermes.cli.options import RenamedOption, json_option, stored_variables
+from hermes.cli.rating.options import QueueOptions, RaterOptions, VerdictOptions
 
 _VERDICT = "verdict"
 
@@ -41,31 +40,13 @@ def rate() -> None:
 
 
 @rate.command(_VERDICT, hidden=True)
-@click.argument("trajectory")
-@click.argument(
-    "verdict",
-    required=False,
-    type=click.Choice(["good", "bad", "neutral", "first-bad", "tie", "both-bad", "1", "2", "3", "4", "5"]),
-)
-@add_options(
-    click.option("--over", metavar="TRAJECTORY", help="Compare with this one: TRAJECTORY is the better."),
-    click.option("--strength", type=click.IntRange(1, 3), help="1 slightly, 2 clearly, 3 much better."),
-    click.option("--step", type=click.IntRange(min=0), help="The answer that this step belongs to."),
-    click.option(
-        "--other-step", type=click.IntRange(min=0), help="Step of the trajectory that --over names."
-    ),
-    click.option("--per-step", is_flag=True, help="The verdict is on that step alone, not on its turn."),
-    click.option("--comment", help="Reason."),
-    click.option("--label", "labels", multiple=True, help="A word of your own; repeatable."),
-    click.option("--rater", help="Name of the rater; default: your user name."),
-    click.option("--replaces", metavar="RATING", help="Id of your rating that this one corrects."),
-)
+@model_options(VerdictOptions)
 @json_option
-def verdict(**params: Any) -> None:
+def verdict(options: VerdictOptions, as_json: bool) -> None:
     """Rate TRAJECTORY as VERDICT."""
     from hermes.cli.rating.record import record_one
 
-    record_one(**params)
+    record_one(options, as_json)
 
 
 @rate.command("undo")
@@ -112,70 +93,23 @@ def stats(queue: str | None, named_queue: str | None, as_json: bool) -> None:
 
 
 @rate.command("auto")
-@add_options(
-    click.option("--reward", metavar="NAME", help="A rule whose rewards are stored, or FILE.py:FUNCTION."),
-    click.option("--judge", metavar="MODEL", help="A chat model that is asked for 1 to 5."),
-    click.option("--reward-model", metavar="URL", help="A served reward model: 'hermes reward serve'."),
-    click.option("--rubric", help="What the judge is to look at."),
-    click.option("--limit", type=click.IntRange(min=1), help="Most trajectories."),
-)
-@model_options(FilterOptions)
+@model_options(RaterOptions, FilterOptions)
 @json_option
 @stored_variables
-def auto(filters: FilterOptions, **params: Any) -> None:
+def auto(options: RaterOptions, filters: FilterOptions, as_json: bool) -> None:
     """Let a reward rule, a judge or a reward model rate.
 
     Its ratings are marked as such, with its agreement with people.
     """
     from hermes.cli.rating.auto import run_auto
 
-    run_auto(filters.build(), params)
+    run_auto(filters.build(), {**options.model_dump(), "as_json": as_json})
 
 
 @rate.command("queue")
-@click.argument("name", default="default")
-@add_options(
-    click.option(
-        "--rule",
-        type=click.Choice(["random", "spread", "disagreement", "uncertainty", "query"]),
-        help="What comes first; for a new queue. random, groups whose rewards differ, judge against person, "
-        "what a reward model is unsure of, or what the filters select.",
-    ),
-    click.option(
-        "--mode", type=click.Choice(["thumb", "score", "pair", "step"]), help="What is asked; default: thumb."
-    ),
-    click.option("--seed", type=int, help="Seed of the order; 0 if unset."),
-    click.option(
-        "--raters",
-        "raters_per_item",
-        type=click.IntRange(min=1),
-        help="Number of raters for an item; 1 if unset.",
-    ),
-    click.option(
-        "--repeats",
-        "repeat_share",
-        type=click.FloatRange(0, 0.5),
-        help="Share of items that are shown twice; 0.05 if unset.",
-    ),
-    click.option("--limit", type=click.IntRange(min=1), help="Most items of a new queue."),
-    click.option("--where", multiple=True, metavar="CONDITION", help="As for 'hermes export'; repeatable."),
-    click.option(
-        "--all",
-        "--rated-too",
-        "rated_too",
-        cls=RenamedOption,
-        is_flag=True,
-        help="Also what a person has rated already.",
-    ),
-    click.option("--rater", help="Your name; default: your user name."),
-    click.option("--list", "list_", is_flag=True, help="List the queues and their progress."),
-    click.option("--make", is_flag=True, help="Make the queue or add new items, and rate nothing."),
-    click.option("--delete", is_flag=True, help="Delete the queue; the ratings given in it stay."),
-    click.option("--yes", is_flag=True, help="Do not ask before --delete."),
-)
-@model_options(FilterOptions)
+@model_options(QueueOptions, FilterOptions)
 @json_option
-def queue(filters: FilterOptions, **params: Any) -> None:
+def queue(options: QueueOptions, filters: FilterOptions, as_json: bool) -> None:
     """Rate one item after another with single keys, from the queue NAME.
 
     A queue that does not exist is made, from the rule and the filters; naming it again continues it. Two
@@ -183,12 +117,12 @@ def queue(filters: FilterOptions, **params: Any) -> None:
     """
     from hermes.cli.rating.queue_run import delete_queue, list_queues, make_queue, rate_items
 
-    if params["list_"]:
-        list_queues(params["as_json"])
+    if options.listing:
+        list_queues(as_json)
         return
-    if params["delete"]:
-        delete_queue(params["name"], yes=params["yes"], as_json=params["as_json"])
+    if options.delete:
+        delete_queue(options.name, yes=options.yes, as_json=as_json)
         return
-    make_queue(filters.build(), params)
-    if not params["make"]:
-        rate_items(params["name"], params["rater"])
+    make_queue(filters.build(), options, as_json)
+    if not options.make:
+        rate_items(options.name, options.rater)

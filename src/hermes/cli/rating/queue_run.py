@@ -9,10 +9,10 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -29,6 +29,9 @@ from hermes.errors import UsageError
 from hermes.ratings import QueueItem, QueueRule, QueueSettings, RatingDesk, RatingDraft, RatingMode
 from hermes.safety.text import printable
 from hermes.store import Filter, Reader
+
+if TYPE_CHECKING:
+    from hermes.cli.rating.options import QueueOptions
 
 _ARROWS = {"\x1b[D": "a", "\x1b[C": "b", "\x1b[1;2D": "A", "\x1b[1;2C": "B"}
 _KEYS: dict[RatingMode, dict[str, tuple[str, int | None]]] = {
@@ -60,15 +63,12 @@ _ESCAPE_S = 0.05
 _MOST_BYTES = 16
 
 
-def make_queue(conditions: Filter, params: Mapping[str, Any]) -> None:
+def make_queue(conditions: Filter, options: QueueOptions, as_json: bool) -> None:
     """Makes the queue if it is new; continues it if nothing else is said about it."""
-    config, name = load(), params["name"]
+    config, name = load(), options.name
     filters = {key: value for key, value in asdict(conditions).items() if value}
-    stated = {
-        key: params[key]
-        for key in ("rule", "mode", "seed", "raters_per_item", "repeat_share", "limit", "where", "rated_too")
-        if params[key]
-    }
+    names = {"rule", "mode", "seed", "raters_per_item", "repeat_share", "limit", "where", "rated_too"}
+    stated = {key: value for key, value in options.model_dump(include=names).items() if value}
     with open_desk(config) as desk:
         exists = name in desk.queues()
         if exists and not stated and not filters:
@@ -87,7 +87,7 @@ def make_queue(conditions: Filter, params: Mapping[str, Any]) -> None:
             "record something first (hermes -q …), or choose another rule or wider filters",
         )
     text = f"queue {printable(name)}: {progress.items} items, {progress.finished} done, {added} new"
-    click.echo(json.dumps(asdict(progress)) if params["as_json"] else text)
+    click.echo(json.dumps(asdict(progress)) if as_json else text)
 
 
 def delete_queue(name: str, *, yes: bool, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,9 @@ from hermes.safety.redact import Redactor
 from hermes.safety.text import printable
 from hermes.store import Reader
 
+if TYPE_CHECKING:
+    from hermes.cli.rating.options import VerdictOptions
+
 _EVIDENCE = (PreferenceSource.CHOICE, PreferenceSource.RATING, PreferenceSource.RETRY)
 
 
@@ -33,38 +37,23 @@ def rater_name(rater: str | None) -> str:
     return rater or getpass.getuser()
 
 
-def record_one(
-    trajectory: str,
-    verdict: str | None,
-    over: str | None,
-    strength: int | None,
-    step: int | None,
-    other_step: int | None,
-    per_step: bool,
-    comment: str | None,
-    labels: tuple[str, ...],
-    rater: str | None,
-    replaces: str | None,
-    as_json: bool,
-) -> None:
+def record_one(options: VerdictOptions, as_json: bool) -> None:
     config = load()
-    if verdict is None and over is None:
+    if options.verdict is None and options.over is None:
         raise UsageError(
-            f"what is '{trajectory}'?", "hermes rate TRAJECTORY good, bad or 1 to 5; or --over ANOTHER"
+            f"what is '{options.trajectory}'?",
+            "hermes rate TRAJECTORY good, bad or 1 to 5; or --over ANOTHER",
         )
     with Reader(db_path(config.home)) as reader:
         draft = RatingDraft(
-            reader.resolve(trajectory),
-            verdict or "a",
-            rater_name(rater),
-            other_id=None if over is None else reader.resolve(over),
-            step_index=step,
-            other_step=other_step,
-            per_step=per_step,
-            strength=strength,
-            comment=comment,
-            labels=labels,
-            replaces=replaces,
+            reader.resolve(options.trajectory),
+            options.verdict or "a",
+            rater_name(options.rater),
+            other_id=None if options.over is None else reader.resolve(options.over),
+            step_index=options.step,
+            **options.model_dump(
+                include={"other_step", "per_step", "strength", "comment", "labels", "replaces"}
+            ),
         )
     with open_desk(config) as desk:
         rating = desk.record(draft)

@@ -6,49 +6,38 @@ import asyncio
 import sys
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, json_option, refuse_key, stored_variables
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option, refuse_key, stored_variables
+from hermes.config.option import option
+
+
+class AgentOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    task: str | None = option(None, "", argument=True)
+    model: str | None = option(None, "Model of the agent, as provider/name; not the one that is trained.")
+    base_url: str | None = option(None, "Any OpenAI-compatible endpoint.", metavar="URL")
+    toolsets: str | None = option(
+        None, "Toolsets beside rl, such as file,web, to write environments.", metavar="A,B"
+    )
+    max_iterations: int = option(200, "Most model calls.", "--max-turns", former=("--max-iterations",), ge=1)
+    interactive: bool = option(False, "Talk to the agent instead of giving it one task.")
+    list_environments: bool = option(False, "List the environments and exit.")
+    check_server: bool = option(False, "Check whether this machine can train, and exit.")
+    api_key: str | None = option(
+        None, "Refused: a key on a command line is visible to everyone.", hidden=True
+    )
+    verbose: bool = option(False, "Every call is shown in any case.", hidden=True)
+    save_trajectories: bool = option(False, "Every run is recorded in any case.", hidden=True)
 
 
 @click.command(hidden=True)
-@click.argument("task", required=False)
-@click.option("--model", help="Model of the agent, as provider/name; not the one that is trained.")
-@click.option("--base-url", metavar="URL", help="Any OpenAI-compatible endpoint.")
-@click.option(
-    "--toolsets", metavar="A,B", help="Toolsets beside rl, such as file,web, to write environments."
-)
-@click.option(
-    "--max-turns",
-    "--max-iterations",
-    "max_iterations",
-    cls=RenamedOption,
-    default=200,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Most model calls.",
-)
-@click.option("--interactive", is_flag=True, help="Talk to the agent instead of giving it one task.")
-@click.option("--list-environments", is_flag=True, help="List the environments and exit.")
-@click.option("--check-server", is_flag=True, help="Check whether this machine can train, and exit.")
-@click.option("--api-key", hidden=True, help="Refused: a key on a command line is visible to everyone.")
-@click.option("--verbose", is_flag=True, hidden=True, help="Every call is shown in any case.")
-@click.option("--save-trajectories", is_flag=True, hidden=True, help="Every run is recorded in any case.")
+@model_options(AgentOptions)
 @json_option
 @stored_variables
-def agent(
-    task: str | None,
-    model: str | None,
-    base_url: str | None,
-    toolsets: str | None,
-    max_iterations: int,
-    interactive: bool,
-    list_environments: bool,
-    check_server: bool,
-    api_key: str | None,
-    verbose: bool,
-    save_trajectories: bool,
-    as_json: bool,
-) -> None:
+def agent(options: AgentOptions, as_json: bool) -> None:
     """Give the agent a task.
 
     For example "Train SmolLM2 on calculator with LoRA rank 32".
@@ -61,9 +50,9 @@ def agent(
     from hermes.rl.machine import missing_requirement
     from hermes.rl.tools import TOOLSET, register_tools
 
-    refuse_key(api_key)
+    refuse_key(options.api_key)
     config = load()
-    if list_environments:
+    if options.list_environments:
         from hermes.rl.render import environments_text
 
         click.echo(environments_text(config, as_json))
@@ -73,29 +62,30 @@ def agent(
     missing = next(iter(reasons.values()))
     if not trainable and missing is not None:
         raise HermesError(missing.problem, missing.fix)
-    if check_server:
+    if options.check_server:
         click.echo(f"{', '.join(trainable)} can be trained here")
         return
-    if not task and not interactive:
+    if not options.task and not options.interactive:
         raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')
-    if base_url is None and (model or config.settings.model).startswith(f"{BUNDLED_PROVIDER}/"):
+    if options.base_url is None and (options.model or config.settings.model).startswith(
+        f"{BUNDLED_PROVIDER}/"
+    ):
         click.echo("warning: the bundled model is too small to drive a training; --model names one", err=True)
     register_tools()
-    agent_toolsets = ",".join((TOOLSET, *([toolsets] if toolsets else [])))
-    options = ChatOptions(
-        query=task,
-        model=model,
-        base_url=base_url,
-        toolsets=agent_toolsets,
-        max_turns=max_iterations,
+    chat = ChatOptions(
+        query=options.task,
+        model=options.model,
+        base_url=options.base_url,
+        toolsets=",".join((TOOLSET, *([options.toolsets] if options.toolsets else []))),
+        max_turns=options.max_iterations,
         as_json=as_json,
     )
-    if interactive:
+    if options.interactive:
         from hermes.cli.chat.repl import run_repl
 
-        asyncio.run(run_repl(options))
+        asyncio.run(run_repl(chat))
         return
-    assert task, "checked above"
+    assert options.task, "checked above"
     from hermes.cli.chat.query import run_query
 
-    sys.exit(asyncio.run(run_query(task, options)))
+    sys.exit(asyncio.run(run_query(options.task, chat)))

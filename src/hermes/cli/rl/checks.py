@@ -6,8 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, json_option, stored_variables
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option, stored_variables
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -15,7 +18,20 @@ if TYPE_CHECKING:
     from hermes.training.monitor.incidents.alerts import Alert
 
 
-_ENVIRONMENT = click.option("--env", "environment", help="Select this environment first.")
+class PreflightOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    environment: str | None = option(None, "Select this environment first.", "--env")
+    groups: int = option(4, "Number of groups to sample.", "--num-steps", former=("--groups",), ge=1, le=64)
+    seconds: int = option(
+        60,
+        "Time limit of sampling; up to five times as long while fewer than two groups are finished.",
+        "--timeout",
+        former=("--seconds",),
+        ge=1,
+    )
+    models: tuple[str, ...] = option((), "Try these models instead, provider/name; repeatable.", "--model")
+    group_size: int = option(16, "Completions per group, for --model.", ge=1, le=64)
 
 
 def _selected(config: Config, environment: str | None) -> Resolved:
@@ -48,38 +64,23 @@ def check_signal(config: Config, resolved: Resolved) -> None:
 
 
 @click.command(hidden=True)
-@_ENVIRONMENT
-@click.option("--model", "models", multiple=True, help="Model to test, provider/name; repeatable.")
-@click.option(
-    "--num-steps",
-    default=3,
-    show_default=True,
-    type=click.IntRange(1, 50),
-    help="Number of groups to sample.",
-)
-@click.option(
-    "--group-size", default=16, show_default=True, type=click.IntRange(1, 64), help="Completions per group."
-)
+@model_options(PreflightOptions)
 @json_option
 @stored_variables
-def test(
-    environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
-) -> None:
-    """The same as `hermes rl preflight --model`."""
-    _test(environment, models, num_steps, group_size, as_json)
+def test(options: PreflightOptions, as_json: bool) -> None:
+    """The same as `hermes rl preflight --model`, with three models unless some are named."""
+    _test_models(options, as_json)
 
 
-def _test(
-    environment: str | None, models: tuple[str, ...], num_steps: int, group_size: int, as_json: bool
-) -> None:
+def _test_models(options: PreflightOptions, as_json: bool) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
 
     config = load()
-    resolved = _selected(config, environment)
+    resolved = _selected(config, options.environment)
     with waiting("sampling from the models"):
-        report = run_inference_test(config, resolved, models, num_steps, group_size)
+        report = run_inference_test(config, resolved, options.models, options.groups, options.group_size)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -91,45 +92,10 @@ def _test(
 
 
 @click.command()
-@_ENVIRONMENT
-@click.option(
-    "--num-steps",
-    "--groups",
-    "groups",
-    cls=RenamedOption,
-    default=4,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Number of groups to sample.",
-)
-@click.option(
-    "--timeout",
-    "--seconds",
-    "seconds",
-    cls=RenamedOption,
-    default=60,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Time limit of sampling; up to five times as long while fewer than two groups are finished.",
-)
-@click.option("--model", "models", multiple=True, help="Try these models instead, provider/name; repeatable.")
-@click.option(
-    "--group-size",
-    default=16,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Completions per group, for --model.",
-)
+@model_options(PreflightOptions)
 @json_option
 @stored_variables
-def preflight(
-    environment: str | None,
-    groups: int,
-    seconds: int,
-    models: tuple[str, ...],
-    group_size: int,
-    as_json: bool,
-) -> None:
+def preflight(options: PreflightOptions, as_json: bool) -> None:
     """Sample for a minute and predict whether a run will learn.
 
     With --model: whether other models solve the environment's tasks.
@@ -137,8 +103,8 @@ def preflight(
     \b
     hermes rl preflight --env calculator
     """
-    if models:
-        _test(environment, models, groups, group_size, as_json)
+    if options.models:
+        _test_models(options, as_json)
         return
     import signal
 
@@ -148,9 +114,9 @@ def preflight(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    resolved = _selected(config, environment)
+    resolved = _selected(config, options.environment)
     with waiting("starting the policy and sampling"):
-        report = check(config, resolved, groups, seconds)
+        report = check(config, resolved, options.groups, options.seconds)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:

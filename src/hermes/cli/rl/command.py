@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import BaseModel, ConfigDict
 
+from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -143,58 +146,54 @@ def _parse_value(text: str) -> Any:
     return text
 
 
+class StartOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    environments: tuple[str, ...] = option(
+        (),
+        "Select this environment first; repeated, a run on several, with their weights in each batch.",
+        "--env",
+        metavar="NAME[:WEIGHT]",
+    )
+    prompts: str | None = option(
+        None,
+        "Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
+        metavar="FILE",
+    )
+    reward: str | None = option(
+        None, "Scores a rollout, as for `hermes batch --reward`.", metavar="FILE.py:FUNCTION"
+    )
+    toolsets: str | None = option(
+        None, "Toolsets that the agent is offered; 'none' for no tools.", metavar="A,B"
+    )
+    config_file: Path | None = option(
+        None, "YAML file with the sections env, openai and tinker.", "--config", path="file"
+    )
+    edits: tuple[str, ...] = option(
+        (), "Set a field for this run only; repeatable.", "--set", metavar="FIELD=VALUE"
+    )
+    unlock: bool = option(False, "Also a base model that the settings do not allow.")
+    service: str | None = option(
+        None, "Train with this Tinker service; see rl.service.", metavar="URL|managed"
+    )
+    model: str | None = option(
+        None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
+    )
+    name: str | None = option(
+        None, "Name of the run; default: the environment and the day, as in calculator-1118."
+    )
+    note: str = option("", "What the run is for, in your words; kept with it.")
+
+
 @rl.command()
-@click.option(
-    "--env",
-    "environments",
-    multiple=True,
-    metavar="NAME[:WEIGHT]",
-    help="Select this environment first; repeated, a run on several, with their weights in each batch.",
-)
-@click.option(
-    "--prompts",
-    metavar="FILE",
-    help="Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
-)
-@click.option(
-    "--reward", metavar="FILE.py:FUNCTION", help="Scores a rollout, as for `hermes batch --reward`."
-)
-@click.option("--toolsets", metavar="A,B", help="Toolsets that the agent is offered; 'none' for no tools.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="YAML file with the sections env, openai and tinker.",
-)
-@click.option(
-    "--set", "edits", multiple=True, metavar="FIELD=VALUE", help="Set a field for this run only; repeatable."
-)
-@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
+@model_options(StartOptions)
 @click.option(
     "--preflight/--no-preflight",
     default=None,
     help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
 )
-@click.option("--service", metavar="URL|managed", help="Train with this Tinker service; see rl.service.")
-@click.option("--model", "--base-model", "model", metavar="MODEL", help="Base model to train for this run.")
-@click.option("--name", help="Name of the run; default: the environment and the day, as in calculator-1118.")
-@click.option("--note", default="", help="What the run is for, in your words; kept with it.")
 @json_option
-def start(
-    environments: tuple[str, ...],
-    prompts: str | None,
-    reward: str | None,
-    toolsets: str | None,
-    config_file: Path | None,
-    edits: tuple[str, ...],
-    unlock: bool,
-    preflight: bool | None,
-    service: str | None,
-    model: str | None,
-    name: str | None,
-    note: str,
-    as_json: bool,
-) -> None:
+def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
     """Start a run. It continues without this terminal.
 
     \b
@@ -206,23 +205,22 @@ def start(
     from hermes.rl.config.mixture import parse_weighted, resolve_mixture
     from hermes.rl.start import start as start_run
 
-    settings = _config({"rl.service": service} if service else {})
-    names = [parse_weighted(reference) for reference in environments]
+    settings = _config({"rl.service": options.service} if options.service else {})
+    names = [parse_weighted(reference) for reference in options.environments]
     environment = names[0].name if names else None
-    if prompts or reward:
+    if options.prompts or options.reward:
         from hermes.rl.config.reward_function import select_reward_function
 
-        select_reward_function(settings, environment, prompts, reward)
+        select_reward_function(settings, environment, options.prompts, options.reward)
         environment = None
     several = len(names) > 1
-    own_edits = () if several else edits
-    resolved = _resolve_selected(settings, environment, config_file, toolsets, own_edits, unlock, model)
-    mixed = resolve_mixture(settings, names, resolved, _assignments(edits)) if several else []
+    resolved = _resolve_selected(settings, environment, options, () if several else options.edits)
+    mixed = resolve_mixture(settings, names, resolved, _assignments(options.edits)) if several else []
     resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):
         for checked in [entry.resolved for entry in mixed] or [resolved]:
             check_signal(settings, checked)
-    run = start_run(settings, resolved, mixed=mixed, name=name, note=note)
+    run = start_run(settings, resolved, mixed=mixed, name=options.name, note=options.note)
     if as_json:
         _print(
             {"run_id": run.run_id, "status": run.status().state.value, "config_path": str(run.config_path)}
@@ -232,13 +230,7 @@ def start(
 
 
 def _resolve_selected(
-    settings: Config,
-    environment: str | None,
-    config_file: Path | None,
-    toolsets: str | None,
-    edits: tuple[str, ...],
-    unlock: bool,
-    model: str | None,
+    settings: Config, environment: str | None, options: StartOptions, edits: tuple[str, ...]
 ) -> Resolved:
     from hermes.rl.config.base_model import BASE_MODEL
     from hermes.rl.config.resolve import current_selection, resolve, save, with_edit, with_run_file
@@ -247,16 +239,17 @@ def _resolve_selected(
     if environment is not None:
         choose(settings, environment)
     resolved = resolve(settings, current_selection(settings.home))
-    if config_file is not None:
-        resolved = with_run_file(settings, resolved.selection, config_file)
+    if options.config_file is not None:
+        resolved = with_run_file(settings, resolved.selection, options.config_file)
         save(settings.home, resolved.selection)
-    if toolsets is not None:
+    if (toolsets := options.toolsets) is not None:
         names = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
         resolved = with_edit(settings, resolved.selection, "env.enabled_toolsets", names, unlock=True)
     for field, value in _assignments(edits):
-        resolved = with_edit(settings, resolved.selection, field, value, unlock=_may_set(field, unlock))
-    if model is not None:  # who types the name of a model allows it
-        resolved = with_edit(settings, resolved.selection, BASE_MODEL, model, unlock=True)
+        may_set = _may_set(field, options.unlock)
+        resolved = with_edit(settings, resolved.selection, field, value, unlock=may_set)
+    if options.model is not None:  # who types the name of a model allows it
+        resolved = with_edit(settings, resolved.selection, BASE_MODEL, options.model, unlock=True)
     return resolved
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, json_option
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
@@ -17,127 +21,67 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
+class PlanOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    model: str = option("hermes/smollm2", "Bundled, hub name or folder.")
+    gpus: int = option(1, "Engine replicas, one a GPU; 0: two CPU cores.", ge=0, le=4096)
+    gpu: str = option("h200", "Kind of GPU: h200, h100, b200, a100, l40s, l4, rtx4090.")
+    env_replicas: int = option(1, "Environment processes.", ge=1, le=65_536)
+    batch_size: int = option(512, "Rollouts a step.", ge=1, le=1 << 20)
+    group_size: int = option(16, "Rollouts of one task.", ge=1, le=1024)
+    turns: float = option(2.0, "Model calls a rollout.", "--max-turns", former=("--turns",), ge=1, le=1000)
+    prompt_tokens: int = option(300, "Tokens that the rollouts of a group have in common.", ge=1, le=1 << 20)
+    new_tokens: int = option(
+        48,
+        "Tokens sampled in a rollout, all its turns together.",
+        "--answer-tokens",
+        former=("--new-tokens",),
+        ge=1,
+        le=1 << 20,
+    )
+    tool_tokens: int = option(0, "Tokens that tools and the environment add to a rollout.", ge=0, le=1 << 20)
+    rank: int = option(32, "Rank of the adapter.", ge=1, le=512)
+    quantize: Literal["nf4", "int8"] | None = option(
+        None, "Layers of the base model in 4 or 8 bits (engine_quantize)."
+    )
+    env_ms: float | None = option(
+        None,
+        "CPU of the environment for one model call, in ms; default: 5.1, that of the built-in calculator.",
+        ge=0,
+    )
+
+
 @click.command()
-@click.option("--model", default="hermes/smollm2", show_default=True, help="Bundled, hub name or folder.")
-@click.option(
-    "--gpus",
-    default=1,
-    show_default=True,
-    type=click.IntRange(0, 4096),
-    help="Engine replicas, one a GPU; 0: two CPU cores.",
-)
-@click.option(
-    "--gpu", default="h200", show_default=True, help="Kind of GPU: h200, h100, b200, a100, l40s, l4, rtx4090."
-)
-@click.option(
-    "--env-replicas",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 65_536),
-    help="Environment processes.",
-)
-@click.option(
-    "--batch-size", default=512, show_default=True, type=click.IntRange(1, 1 << 20), help="Rollouts a step."
-)
-@click.option(
-    "--group-size", default=16, show_default=True, type=click.IntRange(1, 1024), help="Rollouts of one task."
-)
-@click.option(
-    "--max-turns",
-    "--turns",
-    "turns",
-    cls=RenamedOption,
-    default=2.0,
-    show_default=True,
-    type=click.FloatRange(1, 1000),
-    help="Model calls a rollout.",
-)
-@click.option(
-    "--prompt-tokens",
-    default=300,
-    show_default=True,
-    type=click.IntRange(1, 1 << 20),
-    help="Tokens that the rollouts of a group have in common.",
-)
-@click.option(
-    "--answer-tokens",
-    "--new-tokens",
-    "new_tokens",
-    cls=RenamedOption,
-    default=48,
-    show_default=True,
-    type=click.IntRange(1, 1 << 20),
-    help="Tokens sampled in a rollout, all its turns together.",
-)
-@click.option(
-    "--tool-tokens",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 1 << 20),
-    help="Tokens that tools and the environment add to a rollout.",
-)
-@click.option(
-    "--rank", default=32, show_default=True, type=click.IntRange(1, 512), help="Rank of the adapter."
-)
-@click.option(
-    "--quantize",
-    type=click.Choice(["nf4", "int8"]),
-    help="Layers of the base model in 4 or 8 bits (engine_quantize).",
-)
-@click.option(
-    "--env-ms",
-    type=click.FloatRange(min=0),
-    help="CPU of the environment for one model call, in ms; default: 5.1, that of the built-in calculator.",
-)
+@model_options(PlanOptions)
 @json_option
-def plan(
-    model: str,
-    gpus: int,
-    gpu: str,
-    env_replicas: int,
-    batch_size: int,
-    group_size: int,
-    turns: float,
-    prompt_tokens: int,
-    new_tokens: int,
-    tool_tokens: int,
-    rank: int,
-    quantize: str | None,
-    env_ms: float | None,
-    as_json: bool,
-) -> None:
+def plan(options: PlanOptions, as_json: bool) -> None:
     """Estimate memory, time a step and bottleneck of a run.
 
     \b
     hermes rl plan --model Qwen/Qwen3-8B --gpus 8 --env-replicas 16 --turns 4 --new-tokens 800
     """
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     from hermes.errors import UsageError
     from hermes.rl import capacity
     from hermes.rl.model_shape import shape_of
 
-    if batch_size % group_size:
+    if options.batch_size % options.group_size:
         raise UsageError(
-            f"a batch of {batch_size} rollouts is not a number of groups of {group_size}",
+            f"a batch of {options.batch_size} rollouts is not a number of groups of {options.group_size}",
             "make --batch-size a multiple of --group-size",
         )
-    load = capacity.RolloutWorkload(
-        batch_size=batch_size,
-        group_size=group_size,
-        turns=turns,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        tool_tokens=tool_tokens,
-        rank=rank,
-    )
+    names = [field.name for field in fields(capacity.RolloutWorkload)]
+    load = capacity.RolloutWorkload(**options.model_dump(include=set(names)))
+    host = capacity.HOST if options.env_ms is None else replace(capacity.HOST, call_s=options.env_ms / 1000)
     cluster = capacity.Cluster(
-        device=capacity.device_speed(gpu.lower()) if gpus else capacity.XEON_2_CORES,
-        replicas=max(1, gpus),
-        environments=env_replicas,
-        host=capacity.HOST if env_ms is None else replace(capacity.HOST, call_s=env_ms / 1000),
+        device=capacity.device_speed(options.gpu.lower()) if options.gpus else capacity.XEON_2_CORES,
+        replicas=max(1, options.gpus),
+        environments=options.env_replicas,
+        host=host,
     )
-    shape = replace(shape_of(model), quantization=quantize)
+    shape = replace(shape_of(options.model), quantization=options.quantize)
     result = capacity.plan_capacity(shape, load, cluster)
     if as_json:
         click.echo(json.dumps(_plan_json(shape, load, cluster, result), indent=2))
@@ -151,15 +95,8 @@ def plan(
 def _plan_json(
     shape: ModelShape, load: RolloutWorkload, cluster: Cluster, result: CapacityPlan
 ) -> JSONObject:
-    memory = result.memory
-    parts = {
-        "weights": memory.weights,
-        "adapter": memory.adapter,
-        "activations": memory.activations,
-        "kv_cache": memory.kv_cache,
-        "runtime": memory.runtime,
-        "device": memory.total,
-    }
+    memory = asdict(result.memory)
+    memory["device"] = memory.pop("total")
     return {
         "device": cluster.device.name,
         "measured_device": cluster.device.measured,
@@ -169,8 +106,8 @@ def _plan_json(
         "quantization": shape.quantization,
         "shape_assumed_from": shape.assumed_from,
         "batch_size": load.batch_size,
-        "memory_gib": {part: round(size / _GIB, 2) for part, size in parts.items()},
-        "fits": memory.fits,
+        "memory_gib": {part: round(size / _GIB, 2) for part, size in memory.items()},
+        "fits": result.memory.fits,
         "sequences_at_once": result.sequences_at_once,
         "decode_tokens_per_s": round(result.decode_tokens_per_s, 1),
         "seconds_per_step": round(result.step_s, 3),

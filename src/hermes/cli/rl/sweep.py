@@ -6,62 +6,46 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, json_option
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
 
 
+class SweepOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    environment: str | None = option(None, "Select this environment first.", "--env")
+    edits: tuple[str, ...] = option(
+        (),
+        "Values of a field: a run for each combination. One value holds for all runs; repeatable.",
+        "--set",
+        metavar="FIELD=A,B,…",
+    )
+    seeds: int = option(1, "Runs of each combination, as --set seed=0,1,….", hidden=True, ge=1)
+    find_lr: bool = option(
+        False,
+        "Find the learning rate: short runs with rates around the default, from a tenth to ten times.",
+    )
+    rates: int = option(6, "Number of learning rates that --find-lr tries.", hidden=True, ge=2, le=32)
+    steps: int | None = option(
+        None,
+        "Steps of each run; default: total_steps, with --find-lr 20.",
+        "--num-steps",
+        former=("--steps",),
+        ge=1,
+    )
+    unlock: bool = option(False, "Also a base model that the settings do not allow.")
+
+
 @click.command()
-@click.option("--env", "environment", help="Select this environment first.")
-@click.option(
-    "--set",
-    "edits",
-    multiple=True,
-    metavar="FIELD=A,B,…",
-    help="Values of a field: a run for each combination. One value holds for all runs; repeatable.",
-)
-@click.option(
-    "--seeds",
-    hidden=True,
-    default=1,
-    type=click.IntRange(min=1),
-    help="Runs of each combination, as --set seed=0,1,….",
-)
-@click.option(
-    "--find-lr",
-    is_flag=True,
-    help="Find the learning rate: short runs with rates around the default, from a tenth to ten times.",
-)
-@click.option(
-    "--rates",
-    hidden=True,
-    default=6,
-    show_default=True,
-    type=click.IntRange(2, 32),
-    help="Number of learning rates that --find-lr tries.",
-)
-@click.option(
-    "--num-steps",
-    "--steps",
-    "steps",
-    cls=RenamedOption,
-    type=click.IntRange(min=1),
-    help="Steps of each run; default: total_steps, with --find-lr 20.",
-)
-@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
+@model_options(SweepOptions)
 @json_option
-def sweep(
-    environment: str | None,
-    edits: tuple[str, ...],
-    seeds: int,
-    find_lr: bool,
-    rates: int,
-    steps: int | None,
-    unlock: bool,
-    as_json: bool,
-) -> None:
+def sweep(options: SweepOptions, as_json: bool) -> None:
     """Train many adapters on one engine at once, and compare them.
 
     It runs in this terminal until all runs have ended; Ctrl-C stops them.
@@ -79,27 +63,27 @@ def sweep(
 
     export_stored()
     config = load()
-    if environment is not None:
-        select(config, environment)
+    if options.environment is not None:
+        select(config, options.environment)
     base = resolve(config, current_selection(config.home))
-    values = dict(_values(edit) for edit in edits)
-    if find_lr:
+    values = dict(_values(edit) for edit in options.edits)
+    if options.find_lr:
         if any(name.rpartition(".")[2] == "learning_rate" for name in values):
             raise UsageError("--find-lr chooses the learning rates itself", "leave out --set learning_rate")
-        values[RATE_FIELD] = rates_around(float(base.values[RATE_FIELD]), rates)
-    if find_lr or steps is not None:
-        values["env.total_steps"] = [steps or 20]
+        values[RATE_FIELD] = rates_around(float(base.values[RATE_FIELD]), options.rates)
+    if options.find_lr or options.steps is not None:
+        values["env.total_steps"] = [options.steps or 20]
 
     def resolve_point(point: Any) -> Resolved:
         resolved = base
         for field, value in point.items():
-            may_set = unlock or field.rpartition(".")[2] != "base_model"
+            may_set = options.unlock or field.rpartition(".")[2] != "base_model"
             resolved = with_edit(config, resolved.selection, field, value, unlock=may_set)
         return resolved
 
     with ProgressLines(to_stderr=as_json) as progress:
-        report = run_sweep(config, grid(values, seeds), resolve_point, progress)
-    click.echo(json.dumps(report, indent=2) if as_json else _text(report, find_lr))
+        report = run_sweep(config, grid(values, options.seeds), resolve_point, progress)
+    click.echo(json.dumps(report, indent=2) if as_json else _text(report, options.find_lr))
     if report["best"] is None:
         raise UsageError("no run of the sweep completed", "hermes rl status RUN says why one failed")
 

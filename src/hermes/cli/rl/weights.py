@@ -4,53 +4,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import click
+from pydantic import BaseModel, ConfigDict
 
-from hermes.cli.options import RenamedOption, json_option, stored_variables
+from hermes.cli.model_options import model_options
+from hermes.cli.options import json_option, stored_variables
+from hermes.config.option import option
+
+
+class WeightsOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    name: str | None = option(None, "", argument=True, metavar="[RUN|tinker://…]")
+    step: int | None = option(None, "Step of the checkpoint; default: the newest.", ge=0)
+    form: Literal["peft", "merged", "gguf"] = option(
+        "peft", "An adapter folder, a complete model, or a file for llama.cpp.", "--format"
+    )
+    output: Path | None = option(
+        None, "Target; default: the run's folder, or ./checkpoints/… for a tinker:// path."
+    )
+    into: Path | None = option(
+        None,
+        "Parent folder instead; the target is named like the run at the engine or service.",
+        path="folder",
+        hidden=True,
+    )
+    base_url: str | None = option(
+        None,
+        "Tinker service that has the weights. Default: rl.service, TINKER_BASE_URL, this machine.",
+        "--service",
+        former=("--base-url",),
+        metavar="URL|managed",
+    )
 
 
 @click.command()
-@click.argument("name", required=False, metavar="[RUN|tinker://…]")
-@click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint; default: the newest.")
-@click.option(
-    "--format",
-    "form",
-    default="peft",
-    show_default=True,
-    type=click.Choice(["peft", "merged", "gguf"]),
-    help="An adapter folder, a complete model, or a file for llama.cpp.",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Target; default: the run's folder, or ./checkpoints/… for a tinker:// path.",
-)
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    hidden=True,
-    help="Parent folder instead; the target is named like the run at the engine or service.",
-)
-@click.option(
-    "--service",
-    "--base-url",
-    "base_url",
-    cls=RenamedOption,
-    metavar="URL|managed",
-    help="Tinker service that has the weights. Default: rl.service, TINKER_BASE_URL, this machine.",
-)
+@model_options(WeightsOptions)
 @json_option
 @stored_variables
-def weights(
-    name: str | None,
-    step: int | None,
-    form: str,
-    output: Path | None,
-    into: Path | None,
-    base_url: str | None,
-    as_json: bool,
-) -> None:
+def weights(options: WeightsOptions, as_json: bool) -> None:
     """Write trained weights to a folder or file, and print its path.
 
     RUN is a run of `hermes rl` or of `hermes train`; without a name, the one that saved a checkpoint last.
@@ -60,10 +54,11 @@ def weights(
     from hermes.rl.weights.export import base_quantization, export_adapter, export_gguf, export_merged
     from hermes.rl.weights.source import find_source
 
+    form, output = options.form, options.output
     export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
-    source = find_source(load(), name, step, base_url)
-    if into is not None and output is None:
-        output = into / source.run_id
+    source = find_source(load(), options.name, options.step, options.base_url)
+    if options.into is not None and output is None:
+        output = options.into / source.run_id
     with waiting(f"writing the weights of {source.run_id}"):
         path = export(source, output)
     adapter = path if form == "peft" else source.adapter_folder

@@ -4,11 +4,89 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.options import CommandGroup
+from hermes.core import JSON
+from hermes.core.names import did_you_mean, nearest
+from hermes.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+
+
+def check_names(path: Sequence[str], value: JSON) -> None:
+    """ConfigError if the value at this key of the settings names something that does not exist."""
+    match tuple(path), value:
+        case ("sandbox",), {"backend": str() as name}:
+            _check_backend(name)
+        case ("sandbox", "backend"), str() as name:
+            _check_backend(name)
+        case ("sandbox", "network_allow"), list() as addresses:
+            _check_addresses(addresses)
+        case ("toolsets",) | ("providers", _, "toolsets"), list() as names:
+            _check_toolsets(path, names)
+        case ("distributions", _), dict() as percents:
+            _check_toolsets(path, percents)
+        case ("distributions", _, name), _:
+            _check_toolsets(path[:2], [name])
+
+
+def note_on_model(config: Config, key: str) -> str | None:
+    """A note if the model that was set names a provider that does not exist."""
+    from hermes.config.providers import resolve_model
+
+    settings = config.settings
+    models = {
+        "model": settings.model,
+        "media.vision_model": settings.media.vision_model,
+        "media.image_model": settings.media.image_model,
+    }
+    if (model := models.get(key)) is None:
+        return None
+    try:
+        resolve_model(settings, config.environ, model)
+    except UsageError as error:
+        return f"{error.message}; {error.hint}"
+    except ConfigError:  # the key is not set yet; the first request says so
+        return None
+    return None
+
+
+def _check_backend(name: str) -> None:
+    from hermes.sandbox.open import sandbox_names
+
+    names = ["auto", *sandbox_names()]
+    if name not in names:
+        raise ConfigError(
+            f"sandbox.backend: there is no sandbox '{name}'; there are: {', '.join(names)}",
+            did_you_mean(nearest(name, names), "others are plug-ins; install it first"),
+        )
+
+
+def _check_addresses(addresses: Sequence[JSON]) -> None:
+    from hermes.sandbox.network.plan import HOST, route_plan
+
+    route_plan([address for address in addresses if isinstance(address, str) and address != HOST], ())
+
+
+def _check_toolsets(path: Sequence[str], names: Sequence[JSON] | Mapping[str, JSON]) -> None:
+    from hermes.tools.registry import check_toolset, toolset_names
+
+    for name in names:
+        try:
+            if isinstance(name, str):
+                check_toolset(name)
+        except UsageError as error:
+            listing = ", ".join(toolset_names())
+            raise ConfigError(
+                f"{'.'.join(path)}: {error.message}; there are: {listing}", error.hint
+            ) from error
+
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -77,7 +155,6 @@ def set_(key: str, value: str | None) -> None:
     Variables go to .env and are asked for when VALUE is left out, so that a key need not appear in the
     shell's history. Lists are written a,b or [a, b].
     """
-    from hermes.cli.setup.named_values import check_names
     from hermes.config import paths
     from hermes.config.edit import is_variable, set_value
     from hermes.config.schema import read_value, require_path
@@ -144,7 +221,7 @@ def edit() -> None:
     import os
 
     from hermes.config import paths
-    from hermes.config.editor import edit_config
+    from hermes.config.edit import edit_config
 
     home = paths.home()
     changed = edit_config(home, os.environ)
@@ -166,7 +243,6 @@ def _read_secret(name: str) -> str:
 
 def _print_note(key: str) -> None:
     """Prints a note if the change has no effect, or perhaps not the intended one."""
-    from hermes.cli.setup.named_values import note_on_model
     from hermes.config.load import load
     from hermes.config.show import note_on_change
     from hermes.errors import HermesError

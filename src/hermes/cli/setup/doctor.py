@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from hermes.config.doctor.check import Check
+
+
+def checks() -> list[Check]:
+    """The findings on this machine, in a fixed order."""
+    from hermes.config.doctor.report import examine
+    from hermes.config.paths import db_path, home
+    from hermes.sandbox.open import sandbox_checks
+    from hermes.store.upkeep.maintain import doctor_check
+
+    return [*examine(), *sandbox_checks(), doctor_check(db_path(home()))]
 
 
 @click.command()
@@ -16,23 +30,21 @@ def doctor(as_json: bool) -> None:
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.doctor.check import CheckStatus
-    from hermes.config.doctor.report import examine
-    from hermes.config.paths import db_path, home
     from hermes.safety.output.columns import wrapped
     from hermes.safety.text import printable
-    from hermes.sandbox.open import sandbox_checks
-    from hermes.store.upkeep.maintain import doctor_check
 
     with waiting("checking this machine"):
-        checks = [*examine(), *sandbox_checks(), doctor_check(db_path(home()))]
-    failed = any(check.status is CheckStatus.FAIL for check in checks)
+        findings = checks()
+    failed = any(check.status is CheckStatus.FAIL for check in findings)
     if as_json:
         import json
 
-        click.echo(json.dumps({"ok": not failed, "checks": [check.to_json() for check in checks]}, indent=2))
+        click.echo(
+            json.dumps({"ok": not failed, "checks": [check.to_json() for check in findings]}, indent=2)
+        )
         sys.exit(1 if failed else 0)
-    width = max(len(check.name) for check in checks)
-    for check in checks:
+    width = max(len(check.name) for check in findings)
+    for check in findings:
         click.echo(wrapped(f"{check.status:<7}  {check.name:<{width}}  {printable(check.what)}"))
         if check.status is CheckStatus.OK:
             continue
@@ -41,6 +53,6 @@ def doctor(as_json: bool) -> None:
             click.echo(wrapped(f"{indent}gives: {check.gives}"))
         if check.fix:
             click.echo(wrapped(f"{indent}fix:   {check.fix}"))
-    counts = [f"{sum(check.status is status for check in checks)} {status}" for status in CheckStatus]
+    counts = [f"{sum(check.status is status for check in findings)} {status}" for status in CheckStatus]
     click.echo(", ".join(counts))
     sys.exit(1 if failed else 0)

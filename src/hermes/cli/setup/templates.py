@@ -57,7 +57,7 @@ def edit(name: str) -> None:
     import os
 
     from hermes.cli.chat.template_file import load_template, template_path
-    from hermes.config.editor import edit_file
+    from hermes.config.edit import edit_file
     from hermes.config.paths import home
     from hermes.disk.files import atomic_write, make_private_dirs
 

@@ -46,6 +46,6 @@ class ProgressLines:
 
 
 def _subject(line: str) -> str:
-    """What the line is about: its last row up to the figures, which are set apart by two spaces."""
+    """The subject of the line: its last row up to the figures, which are set apart by two spaces."""
     rows = line.strip().splitlines()
     return rows[-1].strip().partition("  ")[0] if rows else "working"

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import math
-import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, create_model
-
-from hermes.envs.modes.evaluate import table
 from hermes.envs.tokenise import tokenize_for_trainer
 
 if TYPE_CHECKING:
-    import numpy as np
-
-ENV_NAMESPACE = "env"
-OPENAI_NAMESPACE = "openai"
-SERVER_MANAGER_NAMESPACE = "server"
-NAMESPACE_SEP = "."
+    pass
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:
@@ -34,12 +23,6 @@ async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -
         )
     resp.raise_for_status()
     return await resp.json()
-
-
-def display_metrics_table(
-    task_name: str, metrics: dict[str, Any], start_time: float, end_time: float
-) -> None:
-    sys.stdout.write(table(task_name, metrics, {}, end_time - start_time))
 
 
 def get_double_dash_flags() -> dict[str, Any]:
@@ -55,25 +38,6 @@ def get_double_dash_flags() -> dict[str, Any]:
             has_value, value = True, words.pop(0)
         flags[name] = (None if value == "None" else value) if has_value else True
     return flags
-
-
-def merge_dicts(*dicts: dict[str, Any]) -> dict[str, Any]:
-    """One dictionary of all; later ones override earlier ones."""
-    return {key: value for mapping in dicts for key, value in mapping.items()}
-
-
-def extract_namespace(model: Any, prefix: str) -> dict[str, Any]:
-    """The entries whose key begins with the prefix, without it."""
-    data = model if isinstance(model, dict) else model.model_dump(by_alias=True)
-    return {key[len(prefix) :]: value for key, value in data.items() if key.startswith(prefix)}
-
-
-def get_prefixed_pydantic_model(base_model: type[BaseModel], prefix: str) -> type[BaseModel]:
-    """The same model with a prefix before the name of each field."""
-    fields: dict[str, Any] = {
-        prefix + name: (field.annotation, field) for name, field in base_model.model_fields.items()
-    }
-    return create_model(f"{base_model.__name__}Prefixed", **fields)
 
 
 def parse_args_and_command() -> tuple[str | None, dict[str, Any]]:
@@ -97,44 +61,6 @@ def select_best_index(
         range(len(primary_scores)),
         key=lambda index: (first * primary_scores[index], second * secondary_scores[index]),
     )
-
-
-async def generate_with_diverse_first_tokens(
-    self: Any,
-    messages: list[dict[str, Any]],
-    prefill: str = "",
-    n: int = 8,
-    max_tokens: int = 4096,
-    temperature: float = 1.0,
-) -> list[str]:
-    """Completions that begin with different tokens, drawn by their probability."""
-    opening = await self.server.chat_completion(
-        messages=[*messages, {"role": "assistant", "content": prefill}],
-        n=1,
-        max_tokens=1,
-        temperature=0.0,
-        logprobs=True,
-        top_logprobs=20,
-    )
-    top_logprobs = opening.choices[0].logprobs.content[0].top_logprobs
-    logprobs = {candidate.token: candidate.logprob for candidate in top_logprobs}
-    # The Gumbel top-k trick: the highest noisy logprobs are a draw without replacement.
-    noisy = {
-        token: logprob / temperature - math.log(-math.log(random.uniform(1e-12, 1 - 1e-12)))
-        for token, logprob in logprobs.items()
-    }
-    first_tokens = sorted(noisy, key=noisy.__getitem__, reverse=True)[:n]
-
-    async def complete(first_token: str) -> str:
-        response = await self.server.chat_completion(
-            messages=[*messages, {"role": "assistant", "content": prefill + first_token}],
-            n=1,
-            max_tokens=max_tokens - 1,
-            temperature=temperature,
-        )
-        return first_token + str(response.choices[0].message.content)
-
-    return list(await asyncio.gather(*map(complete, first_tokens)))
 
 
 _ERROR = "-ERROR-"
@@ -174,80 +100,9 @@ def _read(text: str | None) -> Any:
     return None
 
 
-def allclose_to_first(
-    values: Any,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-    return_vector: bool = False,
-) -> Any:
-    """Whether all arrays are close to the first; with `return_vector`, one boolean per array."""
-    import numpy as np
-
-    rows = np.asarray(values)
-    close = np.isclose(rows, rows[0], rtol=rtol, atol=atol, equal_nan=equal_nan)
-    rows_close = close.reshape(len(rows), -1).all(axis=1)
-    return rows_close if return_vector else bool(rows_close.all())
-
-
-def compute_stats(data: Sequence[Any]) -> dict[str, float]:
-    """`mean` and `var` of all numbers in a nested, possibly jagged list."""
-    numbers = list(_numbers(data))
-    if not numbers:
-        raise ValueError("there are no numbers to take the mean of")
-    mean = sum(numbers) / len(numbers)
-    return {"mean": mean, "var": sum((number - mean) ** 2 for number in numbers) / len(numbers)}
-
-
-def _numbers(data: Any) -> Iterator[float]:
-    if isinstance(data, int | float):
-        yield data
-    elif hasattr(data, "__iter__") and not isinstance(data, str):
-        for part in data:
-            yield from _numbers(part)
-    elif hasattr(data, "item"):
-        yield data.item()
-    else:
-        raise ValueError(f"{data!r} is not a number")
-
-
-def compute_discounted_returns(rewards: Any, gamma: float) -> np.ndarray[Any, Any]:
-    """The discounted return of each step."""
-    import numpy as np
-
-    values = np.asarray(rewards, dtype=np.float64 if isinstance(rewards, np.ndarray) else np.float32)
-    returns = np.empty_like(values)
-    running = 0.0
-    for step in range(len(values) - 1, -1, -1):
-        running = float(values[step]) + gamma * running
-        returns[step] = running
-    return returns
-
-
-def compute_grpo_process_supervision_advantages(
-    rewards: Sequence[Sequence[float]], gamma: float | None = None, std_tol: float = 1e-8
-) -> list[np.ndarray[Any, Any]]:
-    """Rewards normalised over all steps of the group, then summed from the end, discounted by `gamma`."""
-    import numpy as np
-
-    stats = compute_stats(rewards)
-    spread = stats["var"] ** 0.5
-    if spread < std_tol:
-        raise ValueError(
-            f"the rewards are all the same (standard deviation {spread:g}): there is no advantage"
-        )
-    normal = [(np.asarray(steps, dtype=np.float64) - stats["mean"]) / spread for steps in rewards]
-    return [compute_discounted_returns(steps, 1.0 if gamma is None else gamma) for steps in normal]
-
-
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _ASSISTANT_ROLES = ("agent", "assistant")
 _OBSERVATION_ROLE = "environment"
-
-
-def strip_thinking(response_text: str) -> str:
-    """The text without the first block of thinking."""
-    return _THINKING.sub("", response_text, count=1)
 
 
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:

@@ -46,28 +46,10 @@ _CONFIGS = {**_same(_SERVER_CONFIG, "APIServerConfig"), **_same(_CONFIG, "BaseEn
 MODULES: dict[str, dict[str, str]] = {
     "": {},
     "type_definitions": _same(
-        _TYPES,
-        "Item",
-        "number",
-        "UUID",
-        "Content",
-        "Message",
-        "AgentStep",
-        "AgentHistory",
-        "Observation",
-        "GameStep",
-        "GameHistory",
-        "EvaluationSample",
+        _TYPES, "Item", "number", "Content", "Message", "Observation", "GameStep", "GameHistory"
     ),
     "envs": {"BaseLanguageEnv": "hermes.envs.base:BaseEnv", "BaseEnv": "hermes.envs.base:"},
     "envs.base": _BASE,
-    "envs.constants": _same(
-        f"{_HERE}.helpers:",
-        "ENV_NAMESPACE",
-        "OPENAI_NAMESPACE",
-        "SERVER_MANAGER_NAMESPACE",
-        "NAMESPACE_SEP",
-    ),
     "envs.eval": {
         **_same("hermes.compat.atropos.eval_base:", "EvalBase", "eval_runner", "pass_at_k"),
         "evaluate_log": "hermes.envs.modes.evaluate:",
@@ -96,61 +78,31 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "envs.server_handling.vllm_server": {**_SERVER_NAMES, "VLLMServer": _ENGINES},
     "envs.server_handling.sglang_server": {**_SERVER_NAMES, "SGLangServer": _ENGINES},
-    "envs.server_handling.trl_vllm_server": {**_SERVER_NAMES, "TrlVllmServer": _ENGINES},
-    "envs.server_handling.server_harness": {"ServerHarness": "hermes.envs.servers.manager:"},
     "envs.reward_fns": _same(f"{_REWARDS}:", "RewardFunction", "registry", "CombinedReward"),
     "envs.reward_fns.registry": _same(f"{_REWARDS}:", "registry", "RewardRegistry"),
     "envs.reward_fns.reward_function": _same(f"{_REWARDS}:", "RewardFunction"),
     "envs.reward_fns.combined_reward": _same(f"{_REWARDS}:", "CombinedReward"),
-    "envs.reward_fns.accuracy_reward": _same(f"{_REWARDS}.maths:", "AccuracyReward"),
+    "envs.reward_fns.accuracy_reward": _same(f"{_REWARDS}:", "AccuracyReward"),
     "envs.reward_fns.r1_reward": _same(
-        f"{_REWARDS}.maths:", "R1Reward", "AccuracyXReward", "FormatReasoningReward"
+        f"{_REWARDS}:", "R1Reward", "AccuracyXReward", "FormatReasoningReward"
     ),
-    "envs.reward_fns.format_reward": _same(f"{_REWARDS}.text:", "FormatReward"),
-    "envs.reward_fns.crossword_format_reward": _same(f"{_REWARDS}.text:", "CrosswordFormatReward"),
-    "envs.reward_fns.reasoning_steps_reward": _same(f"{_REWARDS}.text:", "ReasoningStepsReward"),
-    "envs.reward_fns.repetition_penalty_reward": _same(f"{_REWARDS}.text:", "RepetitionPenaltyReward"),
-    "envs.reward_fns.cosine_scaled_reward": _same(f"{_REWARDS}.text:", "CosineScaledReward"),
-    "envs.reward_fns.chandas_meter_reward": _same(f"{_REWARDS}.text:", "ChandasMeterReward"),
+    "envs.reward_fns.format_reward": _same(f"{_REWARDS}:", "FormatReward"),
     "utils": {},
     "utils.tokenize_for_trainer": _same(
         "hermes.envs.tokenise:", "tokenize_for_trainer", "tokenize_for_trainer_dpo"
     ),
     "utils.tool_call_parser": _same(f"{_HERE}.helpers:", "parse_tool_call", "extract_tool_call"),
     "utils.message_history_utils": _same(
-        f"{_HERE}.helpers:", "ensure_trajectory_token_limit", "truncate_thinking", "strip_thinking"
+        f"{_HERE}.helpers:", "ensure_trajectory_token_limit", "truncate_thinking"
     ),
     "utils.best_of_n_selection": _same(f"{_HERE}.helpers:", "select_best_index"),
-    "utils.force_diverse_samples": _same(f"{_HERE}.helpers:", "generate_with_diverse_first_tokens"),
     "utils.io": _same(f"{_HERE}.helpers:", "parse_http_response"),
     "utils.metrics": {"get_std_min_max_avg": "hermes.envs.modes.metrics:summarize"},
-    "utils.display": _same(f"{_HERE}.helpers:", "display_metrics_table"),
-    "utils.advantages": _same(
-        "hermes.compat.atropos.helpers:",
-        "allclose_to_first",
-        "compute_stats",
-        "compute_discounted_returns",
-        "compute_grpo_process_supervision_advantages",
-    ),
-    "utils.cli": _same(
-        f"{_HERE}.helpers:",
-        "get_double_dash_flags",
-        "merge_dicts",
-        "extract_namespace",
-        "get_prefixed_pydantic_model",
-    ),
     "utils.parse_args_and_command": _same(f"{_HERE}.helpers:", "parse_args_and_command"),
     "frontend": {},
     "frontend.jsonl2html": {"generate_html": "hermes.envs.modes.process:"},
-    "api": {**_CONFIGS, "app": f"{_HERE}.api:"},
+    "api": _CONFIGS,
     "api.config": _CONFIGS,
-    "api.server": _same(f"{_HERE}.api:", "app"),
-    "api.utils": _same(
-        f"{_HERE}.api:",
-        "find_groups_summing_to_target",
-        "grab_exact_from_heterogeneous_queue",
-        "grab_batch_with_minimum_allocations",
-    ),
 }
 
 AGENT_MODULES: dict[str, dict[str, str]] = {

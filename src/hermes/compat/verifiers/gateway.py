@@ -17,16 +17,18 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hermes.core import JSONObject, Message, ModelCall, Role, Sampling, ToolCall, new_id
+from hermes.core import JSONObject, Message, ModelCall, Sampling, new_id
+from hermes.engine.server.openai.chat import read_messages, read_tools
+from hermes.engine.server.openai.errors import OpenAIRequestError
 from hermes.errors import ContextOverflowError, HermesError, ProviderError, UsageError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest
-from hermes.models.fields import as_objects, as_text
-from hermes.models.remote.wire import Dialect, message_to_wire, read_calls, read_content
+from hermes.models.fields import as_objects
+from hermes.models.remote.wire import Dialect, message_to_wire
 from hermes.serving import listen, serve_in_thread
 from hermes.serving.json_body import read_json_object
 
@@ -57,7 +59,7 @@ class RolloutCalls:
 
     new_model: Callable[[], ChatModel]
     sampling: Sampling
-    """What a call that states nothing else is sampled with; its `max_tokens` bounds every call."""
+    """The parameters of a call that states none; its `max_tokens` bounds every call."""
     sessions: dict[str, SessionCalls] = field(default_factory=dict)
     failure: HermesError | None = None
     """The first failure of a model call."""
@@ -161,7 +163,6 @@ def _status(error: HermesError) -> tuple[int, str, str]:
     return 503, error.message, "model_server_failed"
 
 
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "tool": Role.TOOL}
 _REFUSED = ("logit_bias", "frequency_penalty", "presence_penalty", "response_format", "min_p")
 _DIALECT = Dialect(send_reasoning=True)
 
@@ -175,49 +176,14 @@ def read_request(body: JSONObject) -> ChatRequest:
         refused.append("tool_choice")
     if refused:
         raise UsageError(f"a model call of the environment has {', '.join(refused)}, which is not supported.")
-    tools = () if body.get("tool_choice") == "none" else _read_tools(body)
-    return ChatRequest(messages=_read_messages(body), tools=tools, sampling=_read_sampling(body))
-
-
-def _read_messages(body: JSONObject) -> tuple[Message, ...]:
-    names: dict[str, str] = {}
-    messages = []
-    for fields in as_objects(body.get("messages")):
-        message = _read_message(fields, names)
-        names |= {call.id: call.name for call in message.tool_calls}
-        messages.append(message)
+    try:
+        messages = read_messages(as_objects(body.get("messages")))
+        tools = read_tools(as_objects(body.get("tools")), body.get("tool_choice"))
+    except OpenAIRequestError as error:
+        raise UsageError(f"a model call of the environment cannot be read: {error}") from error
     if not messages:
         raise UsageError("a model call of the environment has no messages.")
-    return tuple(messages)
-
-
-def _read_message(fields: JSONObject, names: Mapping[str, str]) -> Message:
-    content = fields.get("content")
-    if isinstance(content, list) and any(part.get("type") != "text" for part in as_objects(content)):
-        raise UsageError("a message of the environment has an image or sound; only text is supported.")
-    text = read_content(content)[0]
-    role = as_text(fields.get("role"))
-    if role == "assistant":
-        reasoning = as_text(fields.get("reasoning_content")) or None
-        return Message.assistant(text, reasoning=reasoning, tool_calls=read_calls(fields.get("tool_calls")))
-    if role not in _ROLES:
-        raise UsageError(f"a message of the environment has the role '{role}'.")
-    if _ROLES[role] is Role.TOOL:
-        call_id = as_text(fields.get("tool_call_id"))
-        return Message.tool(ToolCall(call_id, names.get(call_id, ""), ""), text)
-    return Message(_ROLES[role], text)
-
-
-def _read_tools(body: JSONObject) -> tuple[JSONObject, ...]:
-    functions = [tool.get("function") or {} for tool in as_objects(body.get("tools"))]
-    return tuple(
-        {
-            "name": as_text(function.get("name")),
-            "description": as_text(function.get("description")),
-            "parameters": function.get("parameters") or {"type": "object", "properties": {}},
-        }
-        for function in functions
-    )
+    return ChatRequest(messages=messages, tools=tools, sampling=_read_sampling(body))
 
 
 def _read_sampling(body: JSONObject) -> Sampling:

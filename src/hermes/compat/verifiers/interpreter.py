@@ -37,10 +37,10 @@ def install(folder: Path, version: str, packages: tuple[str, ...]) -> Path:
         raise UsageError("verifiers needs Python 3.11 or newer.", "Run Hermes with a newer Python.")
     python = folder / "bin" / "python"
     if not python.is_file():
-        _run([sys.executable, "-m", "venv", str(folder)], "the environment could not be made")
+        _run([sys.executable, "-P", "-m", "venv", str(folder)], "the environment could not be made")
     requirements = [f"verifiers=={version}", "uv", *packages]
     _run(
-        [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *requirements],
+        [str(python), "-P", "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *requirements],
         f"pip could not install {' '.join(requirements)}",
     )
     return python

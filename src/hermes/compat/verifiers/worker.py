@@ -42,7 +42,7 @@ class WorkerFailure(Exception):
 
 
 class LoadedEnvironment(Protocol):
-    """What the loop needs of an environment, whichever kind it is."""
+    """The interface of an environment to the loop, whichever kind it is."""
 
     description: dict[str, Any]
 

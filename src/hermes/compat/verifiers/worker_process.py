@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes.compat.verifiers.interpreter import install_hint
+from hermes.core import JSONObject, parse_object
 from hermes.envs.failures import GroupDroppedError
 from hermes.errors import ConfigError, HermesError, HostError
 
+_logger = logging.getLogger(__name__)
 _LIMIT_BYTES = 1 << 26
 _END_PATIENCE_S = 10.0
 
@@ -129,18 +132,28 @@ class WorkerProcess:
             self._replies.pop(number, None)
 
     async def _read(self, output: asyncio.StreamReader) -> None:
-        while line := await output.readline():
-            reply = json.loads(line)
-            future = self._replies.get(reply["id"])
-            if future is None or future.done():
-                continue  # nobody waits for it any more
-            if "error" in reply:
-                future.set_exception(_ReportedError(WorkerReport(**reply["error"])))
-            else:
-                future.set_result(reply["result"])
+        try:
+            while line := await output.readline():
+                self._accept(parse_object(line))
+        except (ValueError, KeyError, TypeError) as error:  # the package has written there itself
+            _logger.warning("the process of %s is ended, it sent what is no reply: %s", self._package, error)
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(self._died())
+
+    def _accept(self, reply: JSONObject) -> None:
+        future = self._replies.get(reply["id"])
+        if future is None or future.done():
+            return  # nobody waits for it any more
+        if "error" in reply:
+            future.set_exception(_ReportedError(WorkerReport(**reply["error"])))
+        elif reply["result"] is None or isinstance(reply["result"], dict):
+            future.set_result(reply["result"])
+        else:
+            raise TypeError("a result is an object")
 
     def _died(self) -> HermesError:
         return HostError(
@@ -159,7 +172,7 @@ class _ReportedError(Exception):
 
 
 def _sentences(report: WorkerReport, package: str, python: Path) -> tuple[str, str]:
-    """What went wrong with loading a package, and what to do; the hint may be empty."""
+    """The problem with loading a package, and the fix; the hint may be empty."""
     text = report.text()
     if report.kind == "no verifiers":
         return f"{text}.", install_hint()

@@ -1,4 +1,4 @@
-"""What a check of `hermes doctor` looks at and what it reports."""
+"""The input and the report of a check of `hermes doctor`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Check:
     name: str
     status: CheckStatus
     what: str
-    """What was found."""
+    """The finding."""
     gives: str = ""
-    """What it would give, if it is missing."""
+    """The feature that is missing without it."""
     fix: str = ""
     """The exact command, where there is one."""
 
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is examined: the home, the environment, and the configuration if it can be read."""
+    """The things that are examined: the home, the environment, and the configuration if it can be read."""
 
     home: Path
     environ: Mapping[str, str]

@@ -41,7 +41,7 @@ class _Ran:
     path: str | None
     ok: bool = False
     output: str = ""
-    """What it printed, or the last line of its complaint."""
+    """The text that it printed, or the last line of its complaint."""
 
 
 def bubblewrap(subject: Subject) -> list[Check]:

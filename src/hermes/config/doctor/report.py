@@ -1,4 +1,4 @@
-"""What works on this machine: one small function a check, each with what a missing thing would give.
+"""The report of this machine: one small function a check, each with what a missing thing would give.
 
 The checks only look: they change nothing, contact only endpoints the user configured and the usual local
 ports, and never print a key. They work with a broken config.yaml, which is then one of the findings.

@@ -85,7 +85,7 @@ def dialogue_text(example: Example) -> str:
 
 
 def prose(example: Example) -> str:
-    """What user and assistant wrote for each other to read."""
+    """The text that user and assistant wrote for each other to read."""
     wrote = (message.content for message in example.messages if message.role in (Role.USER, Role.ASSISTANT))
     return "\n".join(wrote)
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hermes import __version__
-from hermes.core import JSONObject, clock
+from hermes.core import JSONObject, clock, parse_object
 from hermes.data.export.sink import file_digest
 from hermes.disk import appendlog
 from hermes.disk.files import replacing
@@ -64,7 +64,11 @@ def write(path: Path, facts: JSONObject) -> None:
 
 def read(path: Path) -> JSONObject:
     try:
-        manifest: JSONObject = json.loads(path.read_text("utf-8"))
+        manifest: JSONObject = parse_object(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no export: {path} does not exist", "name the --output that it was written with"
+        ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}", "export again") from error
     return manifest

@@ -65,7 +65,7 @@ class PushDescription:
     sizes: dict[str, int]
     """Bytes by file."""
     secrets: str | None
-    """What would stop it; None: nothing that looks like a secret."""
+    """The reason that would stop it; None: nothing that looks like a secret."""
     card: str
 
     def to_json(self) -> JSONObject:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hermes.core import JSONObject
-from hermes.data.example import Example, UnfitError, load
+from hermes.data.example import Example, UnfitError, all_thinking, load
 from hermes.data.export import manifest
 from hermes.data.export.select import EVERYTHING, LeftOut, TrajectorySelection, select
 from hermes.data.export.sink import RowSink, WrittenFile, check_target, encode, open_sink
@@ -55,7 +55,9 @@ class ExportPlan:
     def prepare(self, example: Example, scrubber: Scrubber) -> Example:
         """The example as a format is given it: without secrets, and with the wanted thinking."""
         clean = scrubber.example(example)
-        return clean if self.thinking is Thinking.SEEN else replace(clean, unseen=frozenset())
+        if self.thinking is Thinking.SEEN:
+            return clean
+        return replace(clean, unseen=all_thinking(clean) if self.thinking is Thinking.NONE else frozenset())
 
 
 @dataclass(frozen=True)

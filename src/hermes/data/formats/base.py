@@ -48,6 +48,9 @@ class Thinking(StrEnum):
     """What the model was shown; where that does not grow, a trajectory becomes several rows."""
     ALL = "all"
     """All, whatever the model was shown: one row a trajectory."""
+    NONE = "none"
+    """None: each answer has its own thinking and no earlier one, as if nothing had been shown. For records
+    that do not say what was: imported ones, and those of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ that do not apply are null, `tool_stats` counts every tool that was offered (als
 called), and calls of tools that were not offered are counted in `unknown_tools`. Fields without a column are
 kept at the end.
 
+A row is a whole sample with all its thinking. Where `thinking_shown` is false, `hermes export --run` has the
+rows that show each call what it was shown.
+
 Maps with open-ended keys cannot be columns of a stable schema. So in Parquet counts per tool are a list of
 {tool, count, success, failure}, and `metadata` and `extra` (the fields without a column) are JSON texts.
 """
@@ -30,6 +33,7 @@ COLUMNS = (
     Column("completed", "bool", "the model ended its turn by itself"),
     Column("outcome", "outcome", "how it ended; all but stop_reason is null if it completed"),
     Column("turns", "int64", "model calls"),
+    Column("thinking_shown", "bool", "every call was shown all thinking before it; null in older rows"),
     Column("tool_names", "strings", "tools that were offered"),
     Column("toolsets", "strings", "toolsets they came from"),
     Column("tool_stats", "tools", "calls of each offered tool: count, success, failure"),
@@ -94,7 +98,7 @@ def _write(sample: JSONObject, style: ToolCallStyle) -> tuple[JSONObject]:
 
 FORMAT = Format(
     name="batch",
-    version=1,
+    version=2,
     summary="The rows of a batch run",
     columns=COLUMNS,
     write=_write,

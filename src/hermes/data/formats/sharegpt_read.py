@@ -30,7 +30,7 @@ _ROLES = {
     "tool": Role.TOOL,
 }
 _BEFORE_TOOLS, _AFTER_TOOLS = tool_system_text(()).split("<tools>\n\n</tools>")
-_PREDECESSOR_TOOLS = re.compile(r"<tools>\s*(\[.*\])\s*</tools>", re.DOTALL)
+_HERMES_AGENT_TOOLS = re.compile(r"<tools>\s*(\[.*\])\s*</tools>", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _OPEN, _CLOSE, _CALL = "<think>\n", "\n</think>", "<tool_call>\n"
 _INVENTED_THOUGHT = "<think>\n</think>\n"
@@ -73,7 +73,7 @@ def split_system(value: str) -> tuple[str | None, tuple[JSONObject, ...]]:
         listed = value[start + len(_BEFORE_TOOLS) + len("<tools>\n") : -len(f"\n</tools>{_AFTER_TOOLS}")]
         tools = from_tools([_json(line, "a tool's schema") for line in listed.split("\n")])
         return (None if start == 0 else value[:start].removesuffix("\n\n")), tools
-    synthesised = _PREDECESSOR_TOOLS.search(value)
+    synthesised = _HERMES_AGENT_TOOLS.search(value)
     if synthesised is None:
         return value, ()
     offered = from_tools(_json(synthesised[1], "the list of tools"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall
 from hermes.data.example import Example, UnfitError, build
@@ -28,7 +29,7 @@ def write(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
     steps = [step for step in example.trajectory.steps if not step.ephemeral]
     yield {
         "type": "session",
-        "harness": HARNESS,
+        "harness": str(header.metadata.get("agent") or HARNESS),
         "id": header.id,
         "name": " ".join(prompt.split())[:_TITLE_CHARS],
         "model": header.model,
@@ -61,6 +62,9 @@ def read(row: JSONObject) -> Example:
     messages = tuple(_read_message(item, index) for index, item in enumerate(written))
     tools = from_tools(row.get("tools"))
     header = header_from(row, tuple(tool["name"] for tool in tools), row)
+    harness = row.get("harness")
+    if isinstance(harness, str) and harness != HARNESS:
+        header = replace(header, metadata={**header.metadata, "agent": harness})
     return build(header, messages, tools=tools)
 
 
@@ -112,7 +116,7 @@ FORMAT = Format(
     summary="the hub's session traces: a folder with one file a conversation",
     columns=(
         Column("type", "string", "always `session`"),
-        Column("harness", "string", "always `hermes`"),
+        Column("harness", "string", "`hermes`, or the agent whose session it is"),
         Column("id", "string", "the trajectory's id in the store"),
         Column("name", "string", "how the first user message begins"),
         Column("model", "string", "provider/model that answered"),

@@ -54,6 +54,10 @@ def write_prompt_completion(example: Example, calls: ToolCallStyle) -> Iterator[
 
 
 def write_preference(pair: PreferencePair, calls: ToolCallStyle) -> Iterator[JSONObject]:
+    if pair.chosen_unseen or pair.rejected_unseen:
+        raise UnfitError(
+            "a later call of its turn was not shown the thinking of an earlier one; --thinking all takes it"
+        )
     yield preference_row(pair, calls)
 
 
@@ -73,14 +77,20 @@ def preference_row(pair: PreferencePair, calls: ToolCallStyle) -> JSONObject:
 
 
 def write_unpaired(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    """Each rated span with its verdict; a verdict on the whole labels its last turn."""
+    """Each rated span with its verdict; a verdict on the whole labels its last turn.
+
+    A span is several rows of the same verdict where a later call was not shown what an earlier one thought.
+    """
     spans = [span for span in rated_spans(example) if span.desirable is not None]
     if not spans:
         raise UnfitError("no rating says good or bad" if example.ratings else "not rated")
     for span in spans:
-        completion = example.messages[span.start : span.stop]
-        prompt = example.before(span.start)
-        yield unpaired_row(example.id, prompt, completion, span.desirable, span.score, example.tools, calls)
+        for prompt, start, end in example.seen_parts(span.start, span.stop):
+            completion = example.messages[start:end]
+            while end < span.stop and completion[-1].role is Role.TOOL:
+                completion = completion[:-1]  # results that only the next row's answer follows
+            verdict = (span.desirable, span.score)
+            yield unpaired_row(example.id, prompt, completion, *verdict, example.tools, calls)
 
 
 def unpaired_row(

@@ -207,8 +207,8 @@ def make_pair(better: Example, worse: Example, claim: Claim) -> PreferencePair:
         claim.ratings,
         better.trajectory.header.model,
         worse.trajectory.header.model,
-        better.unseen_within(start),
-        worse.unseen_within(start),
+        better.unseen_within(start, start + len(chosen)),
+        worse.unseen_within(start, start + len(rejected)),
     )
 
 

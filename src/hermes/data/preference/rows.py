@@ -156,7 +156,7 @@ class RowSource:
             tuple(rating.rater for rating in verdict.ratings),
             tuple(rating.id for rating in verdict.ratings),
             example.trajectory.header.model,
-            example.unseen_within(verdict.start),
+            example.unseen_within(verdict.start, verdict.stop),
         )
 
     def _pairs(self, candidates: Sequence[PairCandidate]) -> Iterator[PreferencePair]:
@@ -183,7 +183,7 @@ class RowSource:
         return replace(pair, prompt=left.messages, tools=left.tools)
 
     def _context(self, example: Example, start: int) -> ModelInput:
-        """What was before the message at `start` when the model wrote it."""
+        """The messages before the one at `start` when the model wrote it."""
         recorded = ModelInput(example.before(start), example.tools)
         step = conversation_steps(example)[start]
         if not self.as_seen or step.kind is not StepKind.MODEL:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +39,25 @@ def slot_size(tokens: int) -> int:
             return size + size // 2
         size *= 2
     return size
+
+
+class SlotCopy(NamedTuple):
+    """Keys and values that are copied from one index of the pool to another."""
+
+    source: int
+    target: int
+    tokens: int
+
+    def depends_on(self, earlier: SlotCopy) -> bool:
+        """Whether it must come after the other one: one of them writes what the other reads or writes."""
+        return (
+            self._overlaps(self.source, earlier.target, earlier)
+            or self._overlaps(self.target, earlier.target, earlier)
+            or self._overlaps(self.target, earlier.source, earlier)
+        )
+
+    def _overlaps(self, start: int, other_start: int, other: SlotCopy) -> bool:
+        return start < other_start + other.tokens and other_start < start + self.tokens
 
 
 class SlotAllocator:

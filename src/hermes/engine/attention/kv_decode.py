@@ -152,7 +152,7 @@ def decode_attend(
 
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""What `scaled_dot_product_attention` calls on a CPU; it also returns the log-sum-exp of the scores."""
+"""The kernel that `scaled_dot_product_attention` calls on a CPU; it returns the scores' log-sum-exp too."""
 
 
 def _prefix_attention(

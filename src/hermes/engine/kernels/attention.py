@@ -260,7 +260,7 @@ def attend_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _HeadShape:
-    """What both kernels must agree on."""
+    """The sizes that both kernels must agree on."""
 
     group: int
     """Query heads that share a key head."""

@@ -79,13 +79,14 @@ def rotate_and_cache(
     return q
 
 
-@triton.jit(do_not_specialize=["source", "tokens"])
+@triton.jit
 def _copy(
-    keys, values, source, targets, tokens, layer_size, width,
+    keys, values, copies, layer_size, width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     layer = tl.program_id(1).to(tl.int64)
-    target = tl.load(targets + tl.program_id(2))
+    copy = copies + 3 * tl.program_id(2)
+    source, target, tokens = tl.load(copy), tl.load(copy + 1), tl.load(copy + 2)
     elements = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_slot = elements < tokens * width
     start = layer * layer_size + elements
@@ -97,11 +98,10 @@ def _copy(
     )
 
 
-def copy_slots(keys: Tensor, values: Tensor, source: int, targets: Tensor, tokens: int) -> None:
-    """Copies `tokens` keys and values of every layer from index `source` to each index of `targets` [n]."""
+def copy_slots(keys: Tensor, values: Tensor, copies: Tensor, longest: int) -> None:
+    """Copies keys and values of every layer: rows of `copies` [n, 3] are the first index, the first index to
+    copy to, and the number of tokens, which is at most `longest`."""
     layers, pool_tokens, kv, dim = keys.shape
     width, block = kv * dim, 4096
-    grid = (triton.cdiv(tokens * width, block), layers, len(targets))
-    _copy[grid](
-        keys, values, source, targets, tokens, pool_tokens * width, width, block, num_warps=8
-    )  # fmt: skip
+    grid = (triton.cdiv(longest * width, block), layers, len(copies))
+    _copy[grid](keys, values, copies, pool_tokens * width, width, block, num_warps=8)

@@ -71,7 +71,7 @@ class AdapterRows:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """What is launched within runs beside what is launched afterwards, until `join`."""
+        """Kernels that are launched within run beside what is launched afterwards, until `join`."""
         if self.side is None:
             yield
             return

@@ -68,7 +68,7 @@ def _units(text: str, pattern: str) -> list[_Unit]:
 
 
 def _atom(text: str, position: int, pattern: str) -> tuple[Callable[[str], bool], int]:
-    """What one character of the path must be, and where the next atom begins."""
+    """The test that one character of the path must pass, and where the next atom begins."""
     char = text[position]
     if char == ".":
         return (lambda _: True), position + 1

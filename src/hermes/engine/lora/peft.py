@@ -104,7 +104,7 @@ def merge_peft(model: torch.nn.Module, folder: Path) -> None:
 
 
 def _configs(model: Any) -> tuple[Any, Any]:
-    """Of the whole model, and of its text model."""
+    """The configurations of the whole model and of its text model."""
     return model.config, model.config.get_text_config()
 
 

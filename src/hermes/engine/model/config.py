@@ -8,12 +8,12 @@ both (by the tests); whatever is unusual is left to transformers.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from hermes.core import parse_object
 from hermes.engine.model.llama import FAMILIES
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def read_config(source: str) -> ModelConfig:
 def read_stated_config(folder: Path) -> SimpleNamespace | None:
     """The fields of a folder's config.json; None if transformers has to read it."""
     try:
-        fields = json.loads((folder / "config.json").read_text("utf-8"))
+        fields = parse_object((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(fields, dict) or fields.get("model_type") not in FAMILIES or not _is_stated(fields):
+    if fields.get("model_type") not in FAMILIES or not _is_stated(fields):
         return None
     rope_theta = _default_rope_theta(fields)
     if rope_theta is None:

@@ -178,12 +178,12 @@ def finish_layer(
 
 
 def attention_output(attn_out: Tensor, weights: LlamaLayer, delta: LoraDelta | None) -> Tensor:
-    """What attention adds to the layer's input."""
+    """The term that attention adds to the layer's input."""
     return _project(attn_out, weights.o, weights.o_bias, delta, [weights.o.shape[0]])[0]
 
 
 def feed_forward(x: Tensor, weights: LlamaLayer, deltas: Sequence[LoraDelta | None], eps: float) -> Tensor:
-    """What the feed-forward layer adds to x, the sum of the layer's input and its attention."""
+    """The term that the feed-forward layer adds to x, the sum of the layer's input and its attention."""
     gate_up_delta, down_delta = deltas
     normed = rms_norm(x, weights.post_norm, eps)
     widths = [weights.down.shape[1]] * 2

@@ -383,5 +383,5 @@ def add_stats(parts: Sequence[EngineStats]) -> EngineStats:
 
 
 def only_counts(stats: EngineStats) -> EngineStats:
-    """What a worker that is gone has done; what it held is gone too."""
+    """The result of a worker that is gone; whatever it had is gone too."""
     return replace(no_stats(), **{name: getattr(stats, name) for name in _COUNTS})

@@ -4,8 +4,9 @@ Between two `load`s everything a step reads and writes stays on the device: toke
 adapter each row has (`lora.adapter_table`). The step for a number of rows is captured once and replayed,
 whatever policies the rows have; rows are padded to the next captured number, and padding rows write to an
 index of the pool that no sequence uses. If some row uses top-k, top-p or alternatives, the graph ends with
-the logits and the rows are sampled outside of it. Models that run through transformers have no graph. Sampled
-tokens reach the host by an asynchronous copy.
+the logits and the rows are sampled outside of it. A prefill of few tokens is a captured step too, with a row
+for each token. Models that run through transformers have no graph. Sampled tokens reach the host by an
+asynchronous copy; copies from slot to slot are collected and made in one launch before the slots are read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.kv_cache import KvPool
+from hermes.engine.attention.kv_cache import KvPool, KvSlot, SlotCopy
 from hermes.engine.kernels.attention import MAX_HEADS_PER_KV, attend_rows
 from hermes.engine.kernels.decode import copy_slots
 from hermes.engine.kernels.sample import sample_rows
@@ -49,6 +50,10 @@ T = TypeVar("T")
 
 _GRAPH_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows a step is captured for; above them, multiples of 256."""
+
+_GRAPHED_PREFILL_TOKENS = 64
+"""A prefill of more tokens is not captured: its kernels take longer than their launches, and a row for each
+token would read the tokens before it once for each."""
 
 PADDING_KV_TOKENS = 1
 """Indices at the end of the pool that only padding rows write to."""
@@ -89,9 +94,12 @@ class CudaRunner(TorchRunner):
         """The backbone, where its steps are captured."""
         self._invariant = self._llama is not None and self._llama.batch_invariant
         self._state = DeviceRows.empty(max_rows, device)
+        self._prompt_rows = torch.zeros(3, _GRAPHED_PREFILL_TOKENS, dtype=torch.int64, device=device)
+        """Tokens, slot starts and positions of a captured prefill."""
         self._slots = PolicySlots(backbone.spec, device, 2 * max_rows)
         """For every running row a policy of its own, and as many in prefill."""
         self._tiles = torch.zeros(_padded_tiles(max_rows), 3, dtype=torch.int32, device=device)
+        self._prompt_tiles = torch.zeros_like(self._tiles[: _padded_tiles(_GRAPHED_PREFILL_TOKENS)])
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._lora: AdapterRows | None = None
         """The adapters of the running batch; None if it has only rows of the base model."""
@@ -101,6 +109,10 @@ class CudaRunner(TorchRunner):
         """Decode steps."""
         self._logit_graphs: dict[_GraphKey, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         """Decode steps up to their logits [rows, vocab], which are the tensor."""
+        self._prefill_graphs: dict[_GraphKey, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """Prefills of few tokens up to their final hidden states [rows, hidden]."""
+        self._copies: list[SlotCopy] = []
+        """Not launched yet; none reads or writes what another writes."""
         # A row that has ended may run on for the steps that are in flight.
         self._longest = min(backbone.spec.max_length, pool.keys.shape[1]) + self.depth + 1
         """Tokens that a row may have."""
@@ -145,16 +157,42 @@ class CudaRunner(TorchRunner):
             np.repeat([chunk.slot_start for chunk in chunks], lengths),
             np.concatenate([np.arange(len(chunk.tokens)) + chunk.offset for chunk in chunks]),
         )
+        policies = combine_policies((chunk.policy, len(chunk.tokens)) for chunk in chunks)
+        if sum(lengths) <= _GRAPHED_PREFILL_TOKENS:
+            return self._graphed_prefill(self._llama, np.stack(columns), policies)
         tokens, slot_starts, positions = (self._tensor(column) for column in columns)
         attention = PrefillAttention(self._llama.spec, self._pool, chunks).from_pool
-        lora = self._adapters(combine_policies((chunk.policy, len(chunk.tokens)) for chunk in chunks))
+        lora = self._adapters(policies)
         return fused_hidden(
             self._llama, self._pool, tokens, slot_starts, positions, self._rope, attention, lora
         )
 
+    def _graphed_prefill(
+        self, backbone: LlamaBackbone, columns: Ints, policies: Sequence[tuple[Policy, int]]
+    ) -> Tensor:
+        """The final hidden states of the tokens, each as a row of a decode step at its position.
+
+        A layer stores the keys and values of all rows before any row attends, so a token sees those before
+        it. `columns`: tokens, slot starts and positions [3, tokens].
+        """
+        count = columns.shape[1]
+        rows = _padded_rows(count)
+        padding = np.array([[0], [self._padding_index], [0]]).repeat(rows - count, axis=1)
+        self._prompt_rows[:, :rows].copy_(torch.from_numpy(np.concatenate((columns, padding), axis=1)))
+        lora = self._tiled_adapters(policies, rows - count, self._prompt_tiles)
+        key = _graph_key(rows, lora)
+        if key not in self._prefill_graphs:
+            tokens, slot_starts, positions = self._prompt_rows[:, :rows].unbind()
+            self._prefill_graphs[key] = self._capture(
+                lambda: self._rows_hidden(backbone, tokens, slot_starts, positions, lora)
+            )
+        graph, hidden = self._prefill_graphs[key]
+        graph.replay()
+        return hidden[:count]
+
     @torch.inference_mode()
     def sample(self, hidden: Tensor, sampling: SamplingMetadata) -> SampleReady:
-        if not self._invariant or not _kernel_samples(sampling):
+        if self._llama is None or not _kernel_samples(sampling):
             return super().sample(hidden, sampling)
         # The kernel that ends a decode step, so that a first token's logprob has the same bits as a later's.
         rows = DeviceRows.empty(len(hidden), hidden.device)
@@ -183,7 +221,7 @@ class CudaRunner(TorchRunner):
         self._rows = len(batch.tokens)
         padding = _padded_rows(self._rows) - self._rows
         self._load_rows(batch, padding)
-        self._lora = self._load_adapters(batch.sampling.policies, padding)
+        self._lora = self._tiled_adapters(batch.sampling.policies, padding, self._tiles)
         if self._llama is None or not _kernel_samples(batch.sampling):
             self._sampling_state = self._sampling_tensors(batch.sampling)
 
@@ -207,35 +245,33 @@ class CudaRunner(TorchRunner):
         self._state.packed[:, : count + padding].copy_(torch.from_numpy(packed))
         self._state.temperature[:count].copy_(torch.from_numpy(sampling.temperature))
 
-    def _load_adapters(self, policies: Sequence[tuple[Policy, int]], padding: int) -> AdapterRows | None:
-        """Tiles of the running rows, at the address that graphs read; padding rows are the base model's."""
+    def _tiled_adapters(
+        self, policies: Sequence[tuple[Policy, int]], padding: int, buffer: Tensor
+    ) -> AdapterRows | None:
+        """The adapters of the rows, with their tiles in the buffer that graphs read; padding rows are the
+        base model's."""
         if self._llama is None or all(policy.applied is None for policy, _ in policies):
             return None
         tiles = row_tiles([*self._policy_spans(policies), (0, padding)], DECODE_TILE_ROWS)
         count = _padded_tiles(len(tiles))
         padded = np.pad(tiles, ((0, count - len(tiles)), (0, 0)))
-        self._tiles[:count].copy_(torch.from_numpy(padded))
-        return AdapterRows(self._slots.table, self._tiles[:count], DECODE_TILE_ROWS, self._side)
+        buffer[:count].copy_(torch.from_numpy(padded))
+        return AdapterRows(self._slots.table, buffer[:count], DECODE_TILE_ROWS, self._side)
 
     @torch.inference_mode()
     def step(self) -> SampleFuture:
         assert self._batch is not None
+        self._launch_copies()
         sampling = self._batch.sampling
         if self._llama is None:
             return self._eager_step(sampling)
         if not _kernel_samples(sampling):
             return self._logits_step(sampling)
-        key = self._graph_key()
+        key = _graph_key(_padded_rows(self._rows), self._lora)
         if key not in self._graphs:
             self._graphs[key] = self._capture_step(self._llama, key.rows)
         self._graphs[key].replay()
         return self._copy_to_host()
-
-    def _graph_key(self) -> _GraphKey:
-        rows = _padded_rows(self._rows)
-        if self._lora is None:
-            return _GraphKey(rows, 0, 0)
-        return _GraphKey(rows, len(self._lora.tiles), self._lora.table.rank)
 
     def _capture_step(self, backbone: LlamaBackbone, rows: int) -> torch.cuda.CUDAGraph:
         """The graph of a whole step. Capturing runs the step once, so the state is restored afterwards."""
@@ -259,17 +295,25 @@ class CudaRunner(TorchRunner):
     def _next_logits(self, backbone: LlamaBackbone, rows: int) -> Tensor:
         """The logits of the first `rows`, which reads and writes only what lies on the device."""
         state = self._state.first(rows)
-        slot_starts, lengths = state.slot_starts, state.lengths
-        attention = decode_attention(backbone.spec, self._pool, slot_starts, lengths, self._longest)
-        hidden = fused_hidden(
-            backbone, self._pool, state.tokens, slot_starts, lengths, self._rope, attention, self._lora
-        )
+        hidden = self._rows_hidden(backbone, state.tokens, state.slot_starts, state.lengths, self._lora)
         return self._head_logits(backbone, hidden, self._lora)
+
+    def _rows_hidden(
+        self,
+        backbone: LlamaBackbone,
+        tokens: Tensor,
+        slot_starts: Tensor,
+        positions: Tensor,
+        lora: AdapterRows | None,
+    ) -> Tensor:
+        """The final hidden state of one token for each row."""
+        attention = decode_attention(backbone.spec, self._pool, slot_starts, positions, self._longest)
+        return fused_hidden(backbone, self._pool, tokens, slot_starts, positions, self._rope, attention, lora)
 
     def _logits_step(self, sampling: SamplingMetadata) -> SampleReady:
         """A step whose graph ends with the logits."""
         assert self._llama is not None
-        key, state = self._graph_key(), self._state.first(self._rows)
+        key, state = _graph_key(_padded_rows(self._rows), self._lora), self._state.first(self._rows)
         if key not in self._logit_graphs:
             self._logit_graphs[key] = self._capture(partial(self._next_logits, self._llama, key.rows))
         graph, logits = self._logit_graphs[key]
@@ -294,6 +338,7 @@ class CudaRunner(TorchRunner):
     def decode_hidden(self) -> Tensor:
         """The final hidden states of a step without a graph."""
         assert self._batch is not None
+        self._launch_copies()
         state = self._state.first(self._rows)
         backbone, lora = self._weights(self._batch.sampling.policies)
         attend = self._decode_attend(state.slot_starts, state.lengths)
@@ -301,15 +346,30 @@ class CudaRunner(TorchRunner):
         state.lengths.add_(1)
         return hidden
 
-    @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        if not targets or not tokens:
+        if not tokens:
             return
-        if len(targets) == 1:  # most are: a fill on the device is cheaper than a copy from pinned memory
-            starts = torch.full((1,), targets[0], dtype=torch.int64, device=self._base.device)
-        else:
-            starts = self._tensor(np.array(targets, np.int64))
-        copy_slots(self._pool.keys, self._pool.values, source, starts, tokens)
+        copies = [SlotCopy(source, target, tokens) for target in targets]
+        if any(copy.depends_on(earlier) for copy in copies for earlier in self._copies):
+            self._launch_copies()
+        self._copies += copies
+
+    @torch.inference_mode()
+    def _launch_copies(self) -> None:
+        """Makes the copies that were collected; whatever reads or writes slots does this first."""
+        if self._copies:
+            copies = self._tensor(np.array(self._copies, np.int64))
+            longest = max(copy.tokens for copy in self._copies)
+            copy_slots(self._pool.keys, self._pool.values, copies, longest)
+            self._copies.clear()
+
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[Tensor]:
+        self._launch_copies()
+        return super().prefill(chunks)
+
+    def zero(self, slot: KvSlot) -> None:
+        self._launch_copies()
+        super().zero(slot)
 
     def _decode_attend(self, slot_starts: Tensor, lengths: Tensor) -> Attend:
         pool, spec = self._pool, self._spec
@@ -365,6 +425,12 @@ def sample_into(state: DeviceRows, logits: Tensor) -> None:
 def _kernel_samples(sampling: SamplingMetadata) -> bool:
     """Whether the sampling kernel at the end of a graph supports this batch."""
     return not sampling.topk and not sampling.filtered
+
+
+def _graph_key(rows: int, lora: AdapterRows | None) -> _GraphKey:
+    if lora is None:
+        return _GraphKey(rows, 0, 0)
+    return _GraphKey(rows, len(lora.tiles), lora.table.rank)
 
 
 def _padded_rows(rows: int) -> int:

@@ -29,7 +29,7 @@ class DeviceRows:
     """How far a decode step advances the length: 1, and 0 for a row that is padding."""
     temperature: Tensor
     sampled_tokens: Tensor
-    """What the last step sampled."""
+    """The tokens that the last step sampled."""
     sampled_logprobs: Tensor
 
     @classmethod

@@ -48,7 +48,7 @@ class PrefillLimits:
     tokens: int
     """At the beginning of a prompt."""
     position_cost: float = 0.0
-    """What attending to one more position costs, in units of the cost of a first token."""
+    """The cost of attending to one more position, in units of the cost of a first token."""
     seconds: float | None = None
     """The time of one step; None: not bounded by time."""
     gather: bool = False
@@ -77,7 +77,7 @@ class Prefill:
         self._limits = limits
         self._clock = clock
         self._timed_budget = float(limits.tokens)
-        """What a step may compute so that it takes about as long as it may."""
+        """The tokens that a step may compute so that it takes about as long as it may."""
         self._due_s = 0.0
         """When prompts have waited long enough for each other."""
         self.prompts: list[PrefillPrompt] = []

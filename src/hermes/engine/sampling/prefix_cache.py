@@ -1,9 +1,10 @@
 """The prefix cache: which tokens the slots hold, by policy.
 
 Every slot that holds tokens has an entry here, also while its sequence is running. Entries are looked up by
-chained hashes of whole blocks of tokens and then compared token by token, so a hash never decides. Keys and
-values depend on the weights, so a policy only matches its own entries. Finished entries are evicted when
-their memory is needed, least recently used first.
+the hash of their whole prompt, else by chained hashes of whole blocks of tokens: in a large batch hundreds of
+prompts have the same blocks, and those of a group are equal to the end. They are then compared token by
+token, so a hash never decides. Keys and values depend on the weights, so a policy only matches its own
+entries. Finished entries are evicted when their memory is needed, least recently used first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class CachedSlot:
     ready: int = 0
     """How many of the tokens have their keys and values in the slot."""
     hashes: list[int] = field(default_factory=list)
+    prompt_hash: int | None = None
+    """The hash of the tokens that it was indexed with first, without the last, which is computed anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class PrefixMatch:
 class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: dict[int, dict[int, CachedSlot]] = {}
+        self._prompts: dict[int, dict[int, CachedSlot]] = {}
         self._finished: OrderedDict[int, CachedSlot] = OrderedDict()
         """By `id`, least recently used first."""
 
@@ -61,18 +65,20 @@ class PrefixIndex:
 
     def add(self, entry: CachedSlot) -> None:
         """Indexes all tokens of an entry; blocks that were indexed before are not hashed again."""
+        if entry.prompt_hash is None:
+            entry.prompt_hash = _prompt_hash(entry.policy_id, entry.tokens[:-1])
+            self._prompts.setdefault(entry.prompt_hash, {})[id(entry)] = entry
         for key in _hashes(entry.policy_id, entry.tokens, entry.hashes):
             entry.hashes.append(key)
             self._blocks.setdefault(key, {})[id(entry)] = entry
 
     def remove(self, entry: CachedSlot) -> None:
         self._finished.pop(id(entry), None)
+        if entry.prompt_hash is not None:
+            _discard(self._prompts, entry.prompt_hash, entry)
+            entry.prompt_hash = None
         for key in entry.hashes:
-            entries = self._blocks.get(key)
-            if entries is not None:
-                entries.pop(id(entry), None)
-                if not entries:
-                    del self._blocks[key]
+            _discard(self._blocks, key, entry)
         entry.hashes.clear()
 
     def finish(self, entry: CachedSlot, tokens: Ints) -> None:
@@ -86,20 +92,26 @@ class PrefixIndex:
 
     def find(self, policy_id: str | None, prompt: Ints, limit: int) -> PrefixMatch | None:
         """The entry with the longest common prefix with prompt[:limit]; of several, the one most ready."""
-        deepest: dict[int, CachedSlot] = {}
-        for key in _hashes(policy_id, prompt[:limit]):
-            entries = self._blocks.get(key)
-            if not entries:
-                break
-            deepest = entries
+        prefix = prompt[:limit]
+        candidates = self._prompts.get(_prompt_hash(policy_id, prefix)) or self._deepest(policy_id, prefix)
         best: PrefixMatch | None = None
-        for entry in islice(deepest.values(), _MAX_CANDIDATES):
-            match = PrefixMatch(entry, _common_prefix(entry.tokens, prompt[:limit]))
+        for entry in islice(candidates.values(), _MAX_CANDIDATES):
+            match = PrefixMatch(entry, _common_prefix(entry.tokens, prefix))
             if entry.policy_id == policy_id and (best is None or _match_rank(match) > _match_rank(best)):
                 best = match
             if min(match.tokens, entry.ready) == limit:
                 break
         return best if best and best.tokens >= BLOCK else None
+
+    def _deepest(self, policy_id: str | None, prefix: Ints) -> dict[int, CachedSlot]:
+        """The entries that have the most whole blocks of the prefix."""
+        deepest: dict[int, CachedSlot] = {}
+        for key in _hashes(policy_id, prefix):
+            entries = self._blocks.get(key)
+            if not entries:
+                break
+            deepest = entries
+        return deepest
 
     def touch(self, entry: CachedSlot) -> None:
         """Marks a finished entry as the most recently used."""
@@ -125,6 +137,18 @@ def _hashes(policy_id: str | None, tokens: Ints, computed: Sequence[int] = ()) -
     for start in range(len(computed) * BLOCK, len(tokens) - BLOCK + 1, BLOCK):
         key = hash((key, tokens[start : start + BLOCK].tobytes()))
         yield key
+
+
+def _prompt_hash(policy_id: str | None, prefix: Ints) -> int:
+    return hash((policy_id, prefix.tobytes()))
+
+
+def _discard(index: dict[int, dict[int, CachedSlot]], key: int, entry: CachedSlot) -> None:
+    entries = index.get(key)
+    if entries is not None:
+        entries.pop(id(entry), None)
+        if not entries:
+            del index[key]
 
 
 def _match_rank(match: PrefixMatch) -> tuple[int, int]:

@@ -86,7 +86,7 @@ class _RowTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningSequence:
-    """What stays the same while a sequence runs."""
+    """The facts that stay the same while a sequence runs."""
 
     job: SampleJob
     sample: int

@@ -31,7 +31,7 @@ _MAX_TEXT_BYTES, MAX_STOP_BYTES = 1000, 4000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stops:
-    """What ends the sequences of one request."""
+    """The conditions that end the sequences of one request."""
 
     ids: tuple[int, ...]
     texts: tuple[bytes, ...] = ()

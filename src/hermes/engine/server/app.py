@@ -25,7 +25,7 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 TITLE = "Hermes engine"
 
 SIGNED_FILES = "/api/v1/files/"
-"""URLs below this path carry a signature of their own instead of a token; see `tinker.external`."""
+"""URLs below this path carry a signature of their own instead of a token; see `tinker.downloads`."""
 _logger = logging.getLogger(__name__)
 
 

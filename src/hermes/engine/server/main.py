@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
     from hermes.engine.info import EngineOptions
     from hermes.engine.interface import EngineInterface
+    from hermes.engine.server.options import EngineServeOptions
     from hermes.engine.server.state import EngineServerState
 
 _REQUIRED = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "httptools", "tinker")
@@ -33,29 +34,21 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
+    """The options of `hermes engine serve`, resolved on this machine."""
+
     engine: EngineOptions
     names: tuple[str, ...]
     """Names of the base model that requests may use; the first is the one in responses."""
     state_dir: Path | None
     """Where checkpoints are stored; None: in a temporary folder."""
-    policies: tuple[tuple[str, Path], ...] = ()
+    policies: tuple[tuple[str, Path], ...]
     """Model name and adapter folder of each policy to serve; where there are any, nobody samples the base."""
-    host: str = "127.0.0.1"
-    port: int = 8001
-    """0: any free port."""
-    token: str | None = field(default=None, repr=False)
-    any_user: bool = False
-    """On loopback without a token: answer every user of this machine, not only the one who started it."""
-    client_timeout_s: float = 300.0
-    """How long a client may send nothing before its session ends and its adapters are dropped."""
-    replicas: int | None = 1
+    replicas: int | None
     """Worker processes, each with a copy of the base model; 1: none beside this process, None: one a GPU."""
-    ray_address: str | None = None
-    """HOST:PORT of the Ray cluster whose nodes have the workers; None: they are on this machine."""
-    ray_insecure: bool = False
-    """A cluster that accepts every client is used all the same."""
-    parser: str = "hermes"
+    parser: str
     """Format in which the model calls tools, in chat; one of hermes.models.parsers."""
+    command: EngineServeOptions
+    token: str | None = field(default=None, repr=False)
 
 
 def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -67,17 +60,19 @@ def serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     for package in _REQUIRED:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(package, "train,web", "the engine's server")
-    policy_for(TOKEN_SCHEME, options.host, options.token)  # refused before torch is loaded
-    if options.ray_address is not None:  # before anything imports Ray
+    policy_for(TOKEN_SCHEME, options.command.host, options.token)  # refused before torch is loaded
+    if options.command.ray_address is not None:  # before anything imports Ray
         from hermes.cluster.connect import prepare
 
-        prepare(options.ray_address, insecure=options.ray_insecure, purpose="--ray", flag="--ray")
+        prepare(
+            options.command.ray_address, insecure=options.command.ray_insecure, purpose="--ray", flag="--ray"
+        )
     import_torch()
     from hermes.engine.checkpoints.store import CheckpointStore
 
-    address = (options.host, options.port, TOKEN_SCHEME, options.token)
+    address = (options.command.host, options.command.port, TOKEN_SCHEME, options.token)
     with (
-        listen(*address, any_user=options.any_user, backlog=_BACKLOG) as listener,
+        listen(*address, any_user=options.command.no_token, backlog=_BACKLOG) as listener,
         contextlib.ExitStack() as stack,
         contextlib.closing(CheckpointStore(options.state_dir or _temporary(stack))) as store,
         _open_engine(options) as engine,
@@ -92,7 +87,7 @@ def _temporary(stack: contextlib.ExitStack) -> Path:
 @contextlib.contextmanager
 def _open_engine(options: ServerOptions) -> Iterator[EngineInterface]:
     """The engine of this process, or a front with its workers here or on a Ray cluster; it runs."""
-    if options.ray_address is None:
+    if options.command.ray_address is None:
         with contextlib.closing(_load_engine(options)) as engine:
             yield engine
         return
@@ -100,7 +95,7 @@ def _open_engine(options: ServerOptions) -> Iterator[EngineInterface]:
     from hermes.engine.replicas.front import EngineFront
     from hermes.engine.replicas.ray_process import RayPlaces
 
-    with open_cluster(options.ray_address, 0) as ray, contextlib.closing(RayPlaces(ray)) as places:
+    with open_cluster(options.command.ray_address, 0) as ray, contextlib.closing(RayPlaces(ray)) as places:
         replicas = options.replicas or places.auto_replicas(options.engine.tensor_parallel_size)
         placements = places.place(options.engine, replicas)
         with contextlib.closing(EngineFront(options.engine, replicas, placements=placements)) as front:
@@ -132,7 +127,7 @@ async def _run(
     from hermes.engine.server.state import open_state
     from hermes.engine.server.tinker.routes import tinker_routes
 
-    state = open_state(engine, store, options.names, options.client_timeout_s)
+    state = open_state(engine, store, options.names, options.command.client_timeout)
     for name, folder in options.policies:
         state.names.serve(name, folder, await asyncio.wrap_future(engine.load_policy(folder)))
     operations = [*openai_routes(state, options.parser), *tinker_routes(state)]

@@ -27,7 +27,7 @@ MAX_JSON_BYTES = 64 << 20
 _MAX_DIGITS = 15
 _MAX_PROBLEMS, _MAX_PROBLEM_CHARS = 20, 4000
 _MAX_WINDOW_BYTES = 128 << 20
-"""What zstd's command line allows without --long."""
+"""The window that zstd's command line allows without --long."""
 
 
 class RequestError(Exception):

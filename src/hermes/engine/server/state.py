@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, checkpoints, policies, sessions and pending futures."""
+"""The state that the endpoints share: the engine, checkpoints, policies, sessions and pending futures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hermes.engine.checkpoints.store import CheckpointStore
 from hermes.engine.server.aliases import restore_aliases
 from hermes.engine.server.policies import Policies, PolicyNames
-from hermes.engine.server.tinker.external import Signer
+from hermes.engine.server.security import Signer
 from hermes.engine.server.tinker.futures import FutureStore
 from hermes.engine.server.tinker.sessions import Sessions
 from hermes.engine.types import EngineUserError

@@ -13,10 +13,12 @@ import logging
 import os
 import queue
 import shutil
+import socket
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,7 @@ _DEATH_S = 2.0
 def main() -> None:
     leader: Connection[Any, Any] = Connection(int(sys.argv[1]))
     settings: FollowerSettings = leader.recv()
+    peer = socket.socket(fileno=recv_handle(leader))
     log_to_stderr(logging.WARNING, f"rank {settings.rank}: ")
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     folder = settings.meeting.parent
@@ -50,7 +53,7 @@ def main() -> None:
     ).start()
     backbone = _load(settings, leader)
     if backbone is not None:
-        _FollowerRank(settings, backbone, commands).run()
+        _FollowerRank(settings, backbone, commands, peer).run()
 
 
 def _read(leader: Connection[Any, Any], commands: queue.SimpleQueue[bytes], folder: Path) -> None:
@@ -94,11 +97,16 @@ def _load(settings: FollowerSettings, leader: Connection[Any, Any]) -> ShardedLl
 
 class _FollowerRank:
     def __init__(
-        self, settings: FollowerSettings, backbone: ShardedLlama, commands: queue.SimpleQueue[bytes]
+        self,
+        settings: FollowerSettings,
+        backbone: ShardedLlama,
+        commands: queue.SimpleQueue[bytes],
+        peer: socket.socket,
     ) -> None:
         from hermes.engine.lora.policy import Policy
 
-        self._settings, self._backbone, self._commands = settings, backbone, commands
+        self._settings, self._backbone = settings, backbone
+        self._commands, self._peer = commands, peer
         self._policies: dict[str | None, Policy] = {None: Policy(None, None, None)}
         self._runner: TorchRunner
         """Set when the leader says how large it is."""
@@ -119,10 +127,13 @@ class _FollowerRank:
                 raise
 
     def _on_join(self) -> None:
-        from hermes.engine.tensor_parallel.collectives import join_ranks
+        from hermes.engine.tensor_parallel.collectives import join_by_nccl, join_by_sockets
 
         settings = self._settings
-        join_ranks(settings.rank, settings.size, settings.meeting, own_gpus=settings.own_gpus)
+        if settings.own_gpus:
+            join_by_nccl(settings.rank, settings.size, settings.meeting)
+        else:
+            join_by_sockets(settings.rank, [self._peer])
 
     def _on_open_runner(self, kv_tokens: int, max_batch: int) -> None:
         from hermes.engine.sampling.open_runner import open_runner

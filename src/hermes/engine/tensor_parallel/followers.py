@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from hermes.engine.local_process import LocalProcess
 from hermes.engine.lora.policy import Policy
 from hermes.engine.lora.weight_arrays import encode_weights
 from hermes.engine.tensor_parallel.backbone import ShardedLlama, load_shard
-from hermes.engine.tensor_parallel.collectives import join_ranks
+from hermes.engine.tensor_parallel.collectives import join_by_nccl, join_by_sockets
 from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays, encode_command
 from hermes.engine.tensor_parallel.plan import check_shardable
 from hermes.engine.types import EngineUserError
@@ -49,6 +51,8 @@ class Followers:
         self._own_gpus = device.type == "cuda" and torch.cuda.device_count() >= size
         self._processes: list[LocalProcess] = []
         self._connections: list[Connection[Any, Any]] = []
+        self._peers: list[socket.socket] = []
+        """For what the ranks compute together."""
         self._policies: set[str] = set()
         """Ids of those that the followers have."""
         self._closed = False
@@ -61,6 +65,10 @@ class Followers:
             connection.send(
                 FollowerSettings(model, rank, size, device.type, name, threads, meeting, self._own_gpus)
             )
+            peer, theirs = socket.socketpair()
+            with theirs:
+                send_handle(connection, theirs.fileno(), process.pid)
+            self._peers.append(peer)
             self._processes.append(process)
             self._connections.append(connection)
 
@@ -85,7 +93,10 @@ class Followers:
                 target=self._watch, args=(process,), name="hermes-rank-watch", daemon=True
             ).start()
         self.send("join")
-        join_ranks(0, self.size, self._folder / "meeting", own_gpus=self._own_gpus)
+        if self._own_gpus:
+            join_by_nccl(0, self.size, self._folder / "meeting")
+        else:
+            join_by_sockets(0, self._peers)
 
     def send(self, name: str, *arguments: Any) -> None:
         """Sends a call to all followers, after the policies that it needs."""
@@ -115,6 +126,8 @@ class Followers:
         self._closed = True
         for connection in self._connections:
             connection.close()
+        for peer in self._peers:
+            peer.close()
         for process in self._processes:
             process.kill()
             process.wait()

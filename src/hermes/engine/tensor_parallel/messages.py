@@ -1,4 +1,4 @@
-"""What the leader sends its followers: the calls to repeat, in order, pickled over a private socket pair.
+"""The leader's messages to its followers: the calls to repeat, in order, pickled over a private socket pair.
 
 A policy is sent once, before the first call that uses it, and referred to by its id from then on. Followers
 answer only once, when they have loaded their parts; after that their work meets the leader's in the
@@ -31,7 +31,7 @@ class FollowerSettings:
     threads: int
     """The threads of the pool that computes on a CPU; 0: torch's own choice."""
     meeting: Path
-    """The file by which the ranks find each other."""
+    """The file by which ranks with GPUs of their own find each other."""
     own_gpus: bool
     """Whether each rank has a GPU of its own."""
 

@@ -28,7 +28,7 @@ _PLAN = {
     "mlp.up_proj": "colwise",
     "mlp.down_proj": "rowwise",
 }
-"""What this package computes, in the words of transformers' plans."""
+"""The layers that this package computes, in the words of transformers' plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def local_spec(spec: ModelSpec, shard: Shard) -> ModelSpec:
 
 
 def largest_local_spec(spec: ModelSpec, size: int) -> ModelSpec:
-    """That of the rank with the most heads: what fits there fits everywhere."""
+    """The shape at the rank with the most heads: what fits there fits everywhere."""
     shards = plan_shards(spec, size)
     return max((local_spec(spec, shard) for shard in shards), key=lambda local: local.kv_heads)
 

@@ -41,7 +41,7 @@ class _Activations:
     """Keys and values as attended to: those of shared rows are repeated."""
     attn_out: Tensor
     attn_saved: tuple[Tensor, ...]
-    """What the attention's backward pass needs."""
+    """The tensors that the attention's backward pass needs."""
     residual: Tensor
     """x after attention."""
     post_normed: Tensor

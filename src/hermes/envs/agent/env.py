@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AgentResources:
-    """What rollouts share, opened on first use and closed at the end of the run."""
+    """The resources that rollouts share, opened on first use and closed at the end of the run."""
 
     config: Config | None = None
     policy: RolloutPolicy | None = None
@@ -73,9 +73,9 @@ class HermesAgentBaseEnv(BaseEnv):
     default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file", "web")
     """Offered if the configuration names none."""
     reward_range: ClassVar[Range] = (0.0, 1.0)
-    """What compute_reward may return; anything else is a failure of the grader."""
+    """The types that compute_reward may return; anything else is a failure of the grader."""
     no_eval_items_hint: ClassVar[str] = "Override eval_items, or evaluate."
-    """What to do if there is no task to evaluate."""
+    """The hint if there is no task to evaluate."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class HermesAgentBaseEnv(BaseEnv):
         self._resources = AgentResources(replace(self.hermes_config(), home=home), policy)
 
     def rollout_context(self) -> RolloutContext:
-        """What all rollouts share."""
+        """The context that all rollouts share."""
         policy = self._policy()
         # The trainer rejects sequences that reach its limit.
         max_tokens = self.max_token_len - 1 if self.max_token_len > 0 else None

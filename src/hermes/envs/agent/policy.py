@@ -85,11 +85,6 @@ class PolicyServers:
             from hermes.models.remote.openai_chat import OpenAIChat
 
             return self._shared(OpenAIChat(target, price))
-        if server.server_type == "trl":
-            raise ConfigError(
-                f"TRL's server at {server.base_url} gives no logprobs, so rollouts there cannot be exact.",
-                "Serve the model with SGLang, vLLM or 'hermes engine serve'.",
-            )
         from hermes.models.tokens.completions import CompletionModel, GenerateModel
 
         source: TokenSource

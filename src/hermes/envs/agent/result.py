@@ -24,9 +24,9 @@ class ToolError:
     arguments: str
     """At most 200 characters of them."""
     error: str
-    """What kind of failure: one of core.step.ToolErrorKind's values."""
+    """The kind of failure: one of core.step.ToolErrorKind's values."""
     tool_result: str
-    """What the model read."""
+    """The text that the model read."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class AgentResult:
 
     @property
     def sequences(self) -> tuple[TrainSequence, ...]:
-        """What can be trained on; empty if the rollout is not token-exact."""
+        """The sequences that can be trained on; empty if the rollout is not token-exact."""
         return self.exactness.sequences
 
     @property

@@ -95,7 +95,7 @@ class RolloutSpec:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What all rollouts of an environment share."""
+    """The parts that all rollouts of an environment share."""
 
     name: str
     run_id: str

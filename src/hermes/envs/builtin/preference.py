@@ -142,7 +142,7 @@ _EVAL_SHARE = 0.1
 
 
 def _conversation(result: AgentResult) -> list[JSONObject]:
-    """What the reward model reads: everything up to the last answer, results of tools included."""
+    """The text that the reward model reads: everything up to the last answer, results of tools included."""
     messages = list(result.trajectory.messages)
     while messages and messages[-1].role is not Role.ASSISTANT:
         messages.pop()

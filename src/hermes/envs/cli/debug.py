@@ -14,7 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,6 @@ class TokenSegment:
     mean_logprob: float | None
     """None where nothing was sampled."""
 
-    def to_json(self) -> JSONObject:
-        return {
-            "in_loss": self.in_loss,
-            "tokens": self.tokens,
-            "text": self.text,
-            "mean_logprob": self.mean_logprob,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class DebugReport:
@@ -79,7 +71,7 @@ class DebugReport:
             "reward": reward.value,
             "reward_parts": dict(reward.parts),
             "reward_detail": reward.detail,
-            "sequences": [[segment.to_json() for segment in sequence] for sequence in self.sequences],
+            "sequences": [[asdict(segment) for segment in sequence] for sequence in self.sequences],
             "not_trainable": result.exactness.inexact,
             "trajectory": result.trajectory.header.id if self.recorded else None,
         }

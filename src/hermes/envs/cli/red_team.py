@@ -47,7 +47,7 @@ _NESTING = "import os; [(os.mkdir('d' * 9), os.chdir('d' * 9)) for _ in range(30
 
 @dataclass(frozen=True, slots=True)
 class CheatedTask:
-    """What a cheater knows of a task."""
+    """The facts that a cheater knows of a task."""
 
     prompt: str
     tools: Sequence[JSONObject]

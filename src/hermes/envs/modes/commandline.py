@@ -27,6 +27,7 @@ from hermes.config import yaml_file
 from hermes.config.environment import export_stored
 from hermes.config.providers import trajectory_api_url
 from hermes.core.names import did_you_mean, nearest
+from hermes.disk.files import read_text
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.modes.hooks import EnvHooks
 from hermes.envs.servers.config import APIServerConfig, ServerManagerConfig
@@ -281,10 +282,9 @@ def _field_types(annotation: Any) -> set[Any]:
 def _read_yaml(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Check --config.") from error
+    text = read_text(path)
+    if text is None:
+        raise ConfigError(f"{path} cannot be read: there is no such file.", "Check --config.")
     written = dict(yaml_file.parse(text, str(path)).data)
     accepted = (*_SECTIONS, *ServerManagerConfig.model_fields)
     for key in written:

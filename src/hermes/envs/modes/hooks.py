@@ -15,7 +15,7 @@ from hermes.envs.types import Item
 
 
 class EnvHooks(Protocol):
-    """What an environment's author writes or may override, as the runner calls it."""
+    """The methods that an environment's author writes or may override, as the runner calls it."""
 
     name: str | None
     config: BaseEnvConfig

@@ -146,7 +146,7 @@ class EnvRunner:
             raise EnvironmentRunError(f"on_step failed: {classify(error).text}") from error
 
     async def collect_group(self, item: Item) -> Any:
-        """What collect_trajectories returned for the item (a group or a list of them), or a GroupFailure."""
+        """The result of collect_trajectories for the item (a group or a list of them), or a GroupFailure."""
         timeout_s = self.config.worker_timeout if self.config.worker_timeout > 0 else None
         try:
             async with asyncio.timeout(timeout_s) as limit:

@@ -62,7 +62,7 @@ class RunningItem:
 
 @dataclass(frozen=True, slots=True)
 class RunMembership:
-    """What the trajectory API assigned when the environment registered."""
+    """The numbers that the trajectory API assigned when the environment registered."""
 
     wandb_name: str | None = None
     checkpoint_dir: str = ""

@@ -29,7 +29,7 @@ _EXIT_TIMEOUT_S = 6.0
 
 
 class StopRequest:
-    """What the signals have requested so far."""
+    """The request of the signals so far."""
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult
 
 
@@ -51,7 +50,6 @@ class ToolUse:
     """Whether the tool succeeded."""
 
 
-@accepts_former(wanted="required")
 def tool_usage(uses: Sequence[ToolUse], required: Collection[str]) -> RewardResult:
     """The share of the required tools that were used successfully at least once. More calls earn no more."""
     if not required:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from hermes.batch.grading.mathematics import MathComparison, final_answer
-from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import RewardResult, failed, passed
 
 __all__ = ["MathGrader", "final_answer"]
@@ -15,7 +14,6 @@ class MathGrader:
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._comparison = MathComparison(timeout_s)
 
-    @accepts_former(answer="response")
     def grade(self, response: str, expected: str) -> RewardResult:
         """1 if the final answer of the response equals the expected one."""
         difference = self._comparison.difference(response, expected)

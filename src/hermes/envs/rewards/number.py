@@ -11,11 +11,9 @@ from fractions import Fraction
 
 from hermes.batch.grading import answers
 from hermes.batch.grading.answers import final_number, plain
-from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 
 
-@accepts_former(answer="response")
 def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardResult:
     """1 if the final number of the response is the expected one, within a relative tolerance."""
     expected_number = read_number(expected)

@@ -11,13 +11,11 @@ import re
 from typing import NoReturn
 
 from hermes.core import JSON, JSONObject
-from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult
 
 _FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*?)\n?```\Z", re.DOTALL | re.IGNORECASE)
 
 
-@accepts_former(answer="response")
 def matches_schema(response: str, schema: JSONObject) -> RewardResult:
     """1 if the response is JSON (part `parses`) and fits the schema (part `valid`)."""
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
@@ -43,7 +41,6 @@ def matches_schema(response: str, schema: JSONObject) -> RewardResult:
     return RewardResult(valid, {"parses": 1.0, "valid": valid}, detail)
 
 
-@accepts_former(answer="response")
 def read_json(response: str) -> JSON:
     """The JSON document of a response; ValueError if there is not exactly one."""
     text = response.strip()

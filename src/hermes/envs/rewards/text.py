@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hermes.batch.grading.answers import plain
-from hermes.envs.rewards.former_names import accepts_former
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ def words(text: str) -> list[str]:
     ]
 
 
-@accepts_former(answer="response")
 def exact_match(response: str, expected: str) -> RewardResult:
     """1 if the response is exactly the expected text, but for case, spacing, quotes and a final full stop."""
     target = _comparable(expected)
@@ -43,7 +41,6 @@ def _comparable(text: str) -> str:
     return plain(text).rstrip(".!").strip("\"'` ")
 
 
-@accepts_former(answer="response")
 def mentions(
     response: str, expected: str, distractors: Sequence[str] = (), *, max_words: int = 100
 ) -> RewardResult:
@@ -73,7 +70,6 @@ def _contains(text: Sequence[str], phrase: Sequence[str]) -> bool:
     return any(list(text[start : start + size]) == list(phrase) for start in range(len(text) - size + 1))
 
 
-@accepts_former(answer="response")
 def matches_regex(response: str, pattern: str) -> RewardResult:
     """1 if the whole response, stripped of white space, matches the pattern. Takes linear time (RE2)."""
     return passed() if _compile(pattern).fullmatch(response.strip()) else failed(f"does not match {pattern}")
@@ -90,7 +86,6 @@ def _compile(pattern: str) -> re2._Regexp:
         raise GraderError(f"the reward's pattern '{pattern}' is not a regular expression: {error}") from error
 
 
-@accepts_former(answer="response")
 def word_limit(response: str, limit: int, *, zero_at: int | None = None) -> RewardResult:
     """1 for 1 to `limit` words, then linearly down to 0 at `zero_at` words (default: three times the limit).
 

@@ -27,7 +27,7 @@ class ServerBaseline(BaseModel):
     num_requests_for_eval: int = Field(default=64, description="Most requests at once for evaluation.")
     model_name: str = Field(default="default", description="Name of the model.")
     rolling_buffer_length: int = Field(default=1000, description="Most request timings kept for metrics.")
-    server_type: Literal["openai", "trl", "sglang", "vllm"] = Field(
+    server_type: Literal["openai", "sglang", "vllm"] = Field(
         default="openai", description="Protocol of the server for tokens and logprobs."
     )
     tokenizer_name: str = Field(default="none", description="Tokenizer of the model; none: model_name.")
@@ -46,7 +46,9 @@ class APIServerConfig(ServerBaseline):
 
 class ServerManagerConfig(BaseModel):
     slurm: bool = Field(default=False, description="Find the servers on the nodes of this Slurm job.")
-    testing: bool = Field(default=False, description="Use the test harness instead of a server.")
+    testing: bool = Field(
+        default=False, description="No server is asked: for tests of an environment's own code."
+    )
     max_n_completions: int = Field(default=8, description="Largest n of one request; more are split.")
     proxy_url: str | None = Field(default=None, description="OpenAI proxy in front of the managed server.")
 

@@ -1,4 +1,4 @@
-"""Servers that return token ids: SGLang (and Hermes's own engine), vLLM, and TRL's vLLM server.
+"""Servers that return token ids: SGLang (and Hermes's own engine) and vLLM.
 
 Chat and completions go to their OpenAI endpoints, tokens and logprobs to `/generate`, or at vLLM to
 `/v1/completions`.
@@ -7,16 +7,13 @@ Chat and completions go to their OpenAI endpoints, tokens and logprobs to `/gene
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from hermes.envs.servers import wire
 from hermes.envs.servers.base import APIServer, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.errors import ProviderError
-from hermes.models.render.template import render
 
 if TYPE_CHECKING:
     import httpx2
@@ -196,55 +193,6 @@ class VLLMServer(TokenServer):
             return None
 
 
-class TrlVllmServer(TokenServer):
-    """TRL's server returns ids without logprobs, and has no OpenAI endpoints."""
-
-    @property
-    def health_url(self) -> str:
-        return f"{self.root}/health/"
-
-    async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        from openai.types.chat import ChatCompletion
-
-        # TRL's server takes text and encodes it itself: special tokens in the content cannot be escaped.
-        prompt = render(self.tokenizer, kwargs["messages"]).text
-        choices = [
-            {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text}}
-            for index, (text, reason) in enumerate(await self._texts(prompt, kwargs))
-        ]
-        return ChatCompletion.model_validate({**self._head("chat.completion"), "choices": choices})
-
-    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        from openai.types.completion import Completion
-
-        choices = [
-            {"index": index, "finish_reason": reason, "text": text}
-            for index, (text, reason) in enumerate(await self._texts(kwargs["prompt"], kwargs))
-        ]
-        return Completion.model_validate({**self._head("text_completion"), "choices": choices})
-
-    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Sampled:
-        raise NotImplementedError("TRL's server returns no logprobs; use a server of type sglang or vllm.")
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": uuid4().hex,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.config.model_name,
-        }
-
-    async def _texts(self, prompt: str, kwargs: dict[str, Any]) -> list[tuple[str, str]]:
-        names = ("n", "repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
-        body = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
-        response = await self._generate({"prompts": [prompt], **body}, "/generate/")
-        end = self.tokenizer.eos_token_id
-        return [
-            (str(self.tokenizer.decode(ids, skip_special_tokens=True)), "stop" if end in ids else "length")
-            for ids in response["completion_ids"]
-        ]
-
-
 def _top_k(kwargs: dict[str, Any]) -> int:
     return int(kwargs.get("top_k") or kwargs.get("top_logprobs") or 1)
 
@@ -263,5 +211,4 @@ SERVER_TYPES: dict[str, type[OpenAIServer]] = {
     "openai": OpenAIServer,
     "sglang": SGLangServer,
     "vllm": VLLMServer,
-    "trl": TrlVllmServer,
 }

@@ -12,14 +12,14 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hermes.envs.failures import EnvironmentRunError
-from hermes.envs.servers.base import APIServer, AsyncSemWithAdaptiveWeight, Sampled
+from hermes.envs.servers.base import APIServer, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
 from hermes.envs.servers.engines import SERVER_TYPES, join_choices
 from hermes.errors import ConfigError, UsageError
@@ -77,7 +77,7 @@ class ServerManager:
                 "Leave proxy_url and ATROPOS_PROXY_URL unset; managed_server() works without one.",
             )
         self.servers: list[Any] = (
-            [ServerHarness()]
+            []
             if testing
             else [
                 _class_for(server_class, config)(config, reasoning_config=reasoning_config)
@@ -111,13 +111,6 @@ class ServerManager:
     async def update_weight(self, weight: float) -> None:
         for server in self.servers:
             await server.update_weight(weight)
-
-    @asynccontextmanager
-    async def dedicated_server(self) -> AsyncIterator[Any]:
-        """One server, with one of its slots taken during the block."""
-        server = self._pick({})
-        async with server.sem:
-            yield server
 
     @asynccontextmanager
     async def managed_server(
@@ -243,68 +236,3 @@ def _node_urls(nodes: list[str]) -> list[str]:
     training_nodes = int(os.environ.get("NUM_TRAINING_NODES", "1"))
     ports = range(9000, 9000 + 8 // int(os.environ.get("INFER_TP", "1")))
     return [f"http://{node}:{port}/v1" for node in nodes[training_nodes:] for port in ports]
-
-
-class ServerHarness:
-    """Returns the responses that a test has set for its prompts; sends no request."""
-
-    server_healthy = True
-
-    def __init__(self) -> None:
-        self.response_map: dict[str, Any] = {}
-        self.tokens_and_logprobs_map: dict[str, tuple[Any, ...]] = {}
-        self.sem = AsyncSemWithAdaptiveWeight(1)
-        self.eval_sem = AsyncSemWithAdaptiveWeight(1)
-
-    def conv_to_dictkey(self, input_message: Sequence[dict[str, Any]]) -> str:
-        return "\n".join(f"role:{message['role']}\ncontent:{message['content']}" for message in input_message)
-
-    def set_desired_response(
-        self, input_message: Sequence[dict[str, Any]], desired_response: ChatCompletion
-    ) -> None:
-        self.response_map[self.conv_to_dictkey(input_message)] = desired_response
-
-    def set_desired_completion(self, input_message: str, completion: Completion) -> None:
-        self.response_map[input_message] = completion
-
-    def set_tokens_and_logprobs_response(
-        self,
-        prompt: str,
-        prompt_tokens: list[int],
-        output_tokens_list: list[list[int]],
-        output_logprobs_list: list[list[float]],
-        finish_reasons: list[str],
-    ) -> None:
-        self.tokens_and_logprobs_map[prompt] = (
-            prompt_tokens,
-            output_tokens_list,
-            output_logprobs_list,
-            finish_reasons,
-        )
-
-    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        response: ChatCompletion = _look_up(self.response_map, self.conv_to_dictkey(kwargs["messages"]))
-        return response
-
-    async def completion(self, **kwargs: Any) -> Completion:
-        response: Completion = _look_up(self.response_map, kwargs["prompt"])
-        return response
-
-    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[Any, ...]:
-        response: tuple[Any, ...] = _look_up(self.tokens_and_logprobs_map, kwargs["prompt"])
-        return response
-
-    async def update_weight(self, weight: float) -> None:
-        """Has no effect: there is no concurrency to share."""
-
-    async def wandb_metrics(self, metrics_dict: dict[str, Any], server_name: str) -> dict[str, Any]:
-        return metrics_dict
-
-    async def close(self) -> None:
-        """Has no effect: there are no connections."""
-
-
-def _look_up(table: dict[str, Any], prompt: str) -> Any:
-    if prompt not in table:
-        raise UsageError(f"no response is set for the prompt '{prompt[:200]}'.")
-    return table[prompt]

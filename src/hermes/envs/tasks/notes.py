@@ -33,7 +33,7 @@ class Note:
     question: str
     answer: str
     distractors: tuple[str, ...]
-    """What the note says of the other people, and then everything else of the kind."""
+    """The facts that the note says of the other people, and then everything else of the kind."""
 
     @property
     def key(self) -> str:

@@ -36,7 +36,7 @@ class Split(StrEnum):
 class Keyed(Protocol):
     @property
     def key(self) -> str:
-        """What the item is about; items with equal keys test the same knowledge."""
+        """The subject of the item; items with equal keys test the same knowledge."""
         ...
 
 

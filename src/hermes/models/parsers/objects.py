@@ -17,11 +17,11 @@ class CallSequence:
     separator: re.Pattern[str]
     """Between one object and the next."""
     after: re.Pattern[str]
-    """What can follow an object of the sequence, but not one inside another object's arguments."""
+    """Text that can follow an object of the sequence, but not one inside another object's arguments."""
     joined: re.Pattern[str]
-    """What follows an object if the sequence continues or ends there, without prose."""
+    """Text that follows an object if the sequence continues or ends there, without prose."""
     stop: re.Pattern[str]
-    """What is never part of a sequence, unless in a string: thinking, the mark of another sequence."""
+    """Text that is never part of a sequence, unless in a string: thinking, the mark of another sequence."""
 
 
 def broken_object(
@@ -63,7 +63,7 @@ def _extent(text: str, at: int, error: MalformedCallError, row: CallSequence) ->
 
 
 NAME = r"[\w./:-]+"
-"""What can be a tool's name where the format does not quote it."""
+"""Text that can be a tool's name where the format does not quote it."""
 
 _NAME = re.compile(NAME)
 

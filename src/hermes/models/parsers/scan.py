@@ -53,7 +53,7 @@ class Grammar:
 
     @cached_property
     def boundary(self) -> re.Pattern[str]:
-        """What can end a malformed call."""
+        """The marks that can end a malformed call."""
         return re.compile(f"(?P<closer>{self.closer or NEVER})|{self._marks}")
 
     @property

@@ -55,7 +55,7 @@ class EndpointRef:
     model: str
     key_env: str | None
     key: str | None = field(default=None, repr=False)
-    """What the server was shown; some servers repeat it in their errors."""
+    """The key that the server was sent; some servers repeat it in their errors."""
 
     def hide_key(self, text: str) -> str:
         return Redactor({self.key_env or "API_KEY": self.key}).text(text) if self.key else text

@@ -31,7 +31,12 @@ class ChatTemplate:
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """`special`: the tokenizer's special tokens by their names in templates (`bos_token` …)."""
-        self._template = _compile(source)
+        from jinja2 import TemplateError
+
+        try:
+            self._template = _compile(source)
+        except (TemplateError, RecursionError, ValueError) as error:
+            raise TemplateRefusalError(f"the chat template cannot be read: {error}") from error
         self._special = dict(special)
 
     def render(self, chat: Sequence[JSONObject], tools: Sequence[JSONObject] | None = None) -> str:

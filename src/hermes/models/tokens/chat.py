@@ -50,7 +50,7 @@ class _Context:
     rendered: Rendered
     """The same as text."""
     assistant_texts: Mapping[int, str] = field(default_factory=dict)
-    """What the model sampled, as text, by the message's index."""
+    """The text that the model sampled, by the message's index."""
 
 
 class TokenChat:

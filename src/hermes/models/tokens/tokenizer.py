@@ -7,9 +7,10 @@ memory. So a folder that states one of the classes below is opened by that class
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from hermes.core import parse_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +55,6 @@ def _stated_class(folder: Path) -> str | None:
 def _read_object(path: Path) -> dict[str, Any]:
     """Empty if there is no such file. A broken one is left to transformers, which names the fault."""
     try:
-        value = json.loads(path.read_text("utf-8"))
+        return parse_object(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

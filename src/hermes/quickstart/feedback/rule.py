@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from hermes.core import JSONObject, Message
+from hermes.core import Message
 from hermes.envs.tasks.split import Split, draw
 
 SYSTEM_PROMPT = "You answer questions."
@@ -91,14 +91,6 @@ class RuleVerdict:
     def stars(self) -> float:
         """From 1 to 5."""
         return 1.0 + 2.0 * self.figure_first + self.short + self.polite
-
-    def to_json(self) -> JSONObject:
-        return {
-            "figure_first": self.figure_first,
-            "short": self.short,
-            "polite": self.polite,
-            "stars": self.stars,
-        }
 
 
 def judge(text: str) -> RuleVerdict:

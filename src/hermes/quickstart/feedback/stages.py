@@ -1,13 +1,12 @@
-"""The stages of the feedback act: answers, ratings, DPO, KTO, reward model, RLHF, each an ordinary command.
+"""The stages of the feedback act: answers, ratings, DPO, each an ordinary command.
 
 One engine process samples and trains. Every stage has its log in the output folder and can be repeated by
-hand. The benchmark runs the same stages with other sizes and seeds.
+hand. bench/feedback_stages.py adds KTO, reward models and RLHF.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hermes.core import JSONObject
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.envs.tasks.split import Split
 from hermes.quickstart.act import MODEL
-from hermes.quickstart.feedback import rule, true_reward
+from hermes.quickstart.feedback import rule
 from hermes.quickstart.feedback.answers import (
     PolicyAnswers,
     held_out_answers,
@@ -25,7 +24,6 @@ from hermes.quickstart.feedback.answers import (
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.progress import StageMeter
 from hermes.quickstart.warm_start import step_reporter
-from hermes.rl.run import read_metrics
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.training.session import ProgressCallback
 
@@ -125,86 +123,29 @@ class FeedbackStages:
             ),
         )
 
-    def kto(self, files: RatedFiles) -> JSONObject:
-        recipe = self._recipe
-        return self._train(
-            "kto",
-            recipe.kto_steps,
-            recipe.kto_rate,
-            (
-                *(str(files.unpaired), "--eval-share", "0", "--beta", str(recipe.kto_beta)),
-                *("--good-rating", str(recipe.good_rating), *self._replay()),
-            ),
-        )
-
-    def reward(self, files: RatedFiles, noise: float = 0.0, members: int = 1) -> JSONObject:
-        """Trains a reward model; `noise`: the share of training pairs whose verdict is flipped."""
-        recipe = self._recipe
-        pairs = flip_labels(files.pairs, noise, self._seed) if noise else files.pairs
-        return self._train(
-            "reward",
-            recipe.reward_steps,
-            recipe.reward_rate,
-            (
-                *(str(pairs), "--eval-file", str(files.held_out_pairs)),
-                *("--members", str(members), "--margin", "0"),
-            ),
-            label=f"reward-noise-{noise:g}",
-        )
-
-    def rlhf(
-        self,
-        files: RatedFiles,
-        reward_model: str,
-        *,
-        kl: float,
-        start: str | None = None,
-        guarded: bool = True,
-        label: str = "rlhf",
-    ) -> tuple[JSONObject, list[JSONObject]]:
-        """The trainer's result, and proxy, KL and true reward of every step.
-
-        `start`: weights to train from and to measure the KL from; None: those of the start policy.
-        """
-        recipe, folder = self._recipe, self._folder / label
-        prompts = self._folder / "answers" / "questions.jsonl"
-        arguments = (
-            *("train", "rlhf", "--reward-model", reward_model, "--prompts", str(prompts)),
-            *("--true-reward", f"{true_reward.__file__}:{true_reward.stars.__name__}"),
-            *("--num-steps", str(recipe.rl_steps), "--batch-size", str(recipe.rl_batch)),
-            *("--rollouts-per-prompt", str(recipe.rl_group), "--env-replicas", str(recipe.environments)),
-            *("--answer-tokens", str(recipe.answer_tokens), "--kl", str(kl)),
-            *("--system-prompt", rule.SYSTEM_PROMPT),
-            *("--preferences", str(files.held_out_pairs), "--epochs", "2"),
-            *(() if guarded else ("--no-early-stop",)),
-            *self._common(label, folder, recipe.rl_rate, start or self._start.weights),
-        )
-        meter = StageMeter("step", recipe.rl_steps, self._progress, set_up=True)
-        on_poll = step_reporter(folder, meter, {"reward/mean": "reward", "reward/true": "true reward"})
-        result = self._processes.run(f"{label}-{self._seed}", arguments, on_poll)
-        return result, [rlhf_point(row) for row in read_metrics(folder / "metrics.jsonl")]
-
     def _replay(self) -> tuple[str, ...]:
         weight, rows = self._recipe.replay_weight, self._start.replay
         return ("--replay", str(rows), "--replay-weight", str(weight)) if rows and weight else ()
 
-    def _train(
-        self, kind: str, steps: int, rate: float, arguments: tuple[str, ...], label: str | None = None
-    ) -> JSONObject:
-        name = label or kind
-        folder = self._folder / name
-        metrics = folder / "member-0" if kind == "reward" else folder  # of an ensemble, the first one's steps
+    def _train(self, kind: str, steps: int, rate: float, arguments: tuple[str, ...]) -> JSONObject:
+        folder = self._folder / kind
         meter = StageMeter("step", steps, self._progress, set_up=True)
         return self._processes.run(
-            f"{name}-{self._seed}",
+            f"{kind}-{self._seed}",
             (
-                *("train", kind, *arguments, "--max-steps", str(steps), "--epochs", str(steps)),
-                *("--batch-size", str(self._recipe.batch)),
-                *("--eval-every", str(max(1, steps // self._recipe.evaluations))),
-                *("--max-tokens", str(self._recipe.max_tokens), "--schedule", "linear"),
-                *self._common(name, folder, rate, self._start.weights if kind != "reward" else None),
+                *("train", kind, *self._loop(steps, arguments)),
+                *self._common(kind, folder, rate, self._start.weights),
             ),
-            step_reporter(metrics, meter, {"train/loss": "loss", "rewards/accuracy": "accuracy"}),
+            step_reporter(folder, meter, {"train/loss": "loss", "rewards/accuracy": "accuracy"}),
+        )
+
+    def _loop(self, steps: int, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        """The rows of a trainer, and how it goes over them."""
+        return (
+            *(*arguments, "--max-steps", str(steps), "--epochs", str(steps)),
+            *("--batch-size", str(self._recipe.batch)),
+            *("--eval-every", str(max(1, steps // self._recipe.evaluations))),
+            *("--max-tokens", str(self._recipe.max_tokens), "--schedule", "linear"),
         )
 
     def _common(self, label: str, folder: Path, rate: float, start: str | None) -> tuple[str, ...]:
@@ -214,18 +155,6 @@ class FeedbackStages:
             *("--learning-rate", str(rate), "--checkpoint-every", "10", "--json"),
             *(("--start", start) if start else ()),
         )
-
-
-def rlhf_point(row: JSONObject) -> JSONObject:
-    """Proxy, KL, true reward and held-out preference of one step, side by side."""
-    names = {
-        "step": "step",
-        "reward/mean": "proxy",
-        "reward/true": "true",
-        "kl/reference": "kl",
-        "eval/preference": "preference",
-    }
-    return {label: row[name] for name, label in names.items() if name in row}
 
 
 def split_pairs(path: Path, share: float) -> tuple[Path, Path]:
@@ -241,15 +170,3 @@ def split_pairs(path: Path, share: float) -> tuple[Path, Path]:
     for file, side in zip(files, (Side.TRAIN, Side.EVAL), strict=True):
         atomic_write(file, "".join(f"{line}\n" for line in sides[side]))
     return files
-
-
-def flip_labels(path: Path, share: float, seed: int) -> Path:
-    """The pairs with that share of verdicts turned round, in a file beside them."""
-    rng = random.Random(f"noise {seed}")
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for row in rows:
-        if rng.random() < share:
-            row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
-    noisy = path.with_name(f"pairs-train-noise-{share:g}.jsonl")
-    atomic_write(noisy, "".join(f"{json.dumps(row)}\n" for row in rows))
-    return noisy

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.config import yaml_file
 from hermes.core.names import did_you_mean, nearest
+from hermes.disk.files import read_text
 from hermes.errors import ConfigError
 from hermes.rl.config.base_model import BASE_MODEL
 from hermes.rl.config.fields import TrainerFields
@@ -59,10 +60,10 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
     `env_fields`: of the environment's settings. None: the environment is not known here and checks its own
     keys; only what looks like a misspelt common one is refused.
     """
-    try:
-        data = yaml_file.parse(path.read_text(encoding="utf-8"), str(path)).data
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", "check --config") from error
+    text = read_text(path)
+    if text is None:
+        raise ConfigError(f"{path} cannot be read: there is no such file", "check --config")
+    data = yaml_file.parse(text, str(path)).data
     for name in data:
         if name not in (*_SECTIONS, *_OTHERS):
             raise _unknown_key(path, name, (*_SECTIONS, *_OTHERS))
@@ -78,7 +79,7 @@ def read_run_file(path: Path, env_fields: Collection[str] | None = None) -> RunF
 
 
 def train_values(path: Path) -> dict[str, Any]:
-    """What the file says for `hermes train grpo`, by the fields of `RlOptions`."""
+    """The values of the file for `hermes train grpo`, by the fields of `RlOptions`."""
     file = read_run_file(path)
     values = trainer_values(file.values)
     offpolicy_batches = file.values.get("env.max_batches_offpolicy")

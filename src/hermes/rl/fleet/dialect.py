@@ -33,7 +33,7 @@ class FleetDialect:
     start_hint: str
     """How a server is started that can load adapters."""
     logprobs_hint: str
-    """What makes the logprobs those of the distribution that is sampled from."""
+    """The parameters that make the logprobs those of the distribution that is sampled from."""
 
     def request(self, path: str, body: JSONObject, weights: WeightsName) -> JSONObject:
         """The request of an environment, for these weights, with nothing left to the server's defaults."""
@@ -84,7 +84,7 @@ class FleetDialect:
 
 @dataclass(frozen=True, slots=True)
 class WeightsName:
-    """What weights are called on a server."""
+    """The name of weights on a server."""
 
     base_model: str
     adapter: str | None
@@ -121,7 +121,7 @@ DIALECTS = {dialect.name: dialect for dialect in (VLLM, SGLANG)}
 
 @dataclass(frozen=True, slots=True)
 class LogprobScale:
-    """What the logprobs of a server take into account."""
+    """The parameters that the logprobs of a server take into account."""
 
     temperature: bool
     truncation: bool
@@ -159,5 +159,5 @@ def probe_sampling(temperature: float) -> JSONObject:
 
 
 def _number(value: JSON, default: float) -> float:
-    """What is no number, the server refuses."""
+    """The server refuses a value that is no number."""
     return float(value) if isinstance(value, int | float) else default

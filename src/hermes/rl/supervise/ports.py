@@ -52,6 +52,8 @@ def _claim(port: int) -> bool:
     folder = Path(tempfile.gettempdir()) / f"hermes-ports-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid():
+            return True  # another user of the machine made it
         lock = FileLock(folder / str(port))
         if not lock.acquire(blocking=False):
             return False

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hermes.core.clock import now_ms
 from hermes.errors import HermesError
-from hermes.rl.disk_room import DiskRoom
+from hermes.rl.machine import DiskRoom
 from hermes.rl.process import (
     TAIL_BYTES,
     Exited,
@@ -45,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ExitAction(StrEnum):
-    """What is done about a process that has exited."""
+    """The reaction to a process that has exited."""
 
     COMPLETE = "complete"
     IDLE = "idle"
@@ -72,7 +72,7 @@ def exit_action(
 
 @dataclass
 class _ProcessState:
-    """What the supervisor keeps in memory about a process; a new supervisor does without it."""
+    """The state of a process in the supervisor's memory; a new supervisor does without it."""
 
     handle: ProcessHandle | None = None
     exits: int = 0

@@ -63,7 +63,7 @@ class NamedPolicy:
 
 
 def find_policy(config: Config, model: str | None, progress: Progress | None = None) -> NamedPolicy | None:
-    """What a model name stands for; None for a model of a provider. UsageError if it names nothing."""
+    """The policy of a model name; None for a model of a provider. UsageError if it names nothing."""
     if model is None:
         return None
     if model.startswith(RUN):
@@ -222,7 +222,7 @@ def check_servable(config: Config, record: PolicyRecord) -> None:
 
 
 def _run_and_step(text: str) -> tuple[str, int | None]:
-    """Of RUN, RUN@7, RUN@step-7 or RUN@newest."""
+    """The run and the step of RUN, RUN@7, RUN@step-7 or RUN@newest."""
     run, at, step = text.rpartition("@")
     number = step.removeprefix("step-")
     if at and number.isdecimal():

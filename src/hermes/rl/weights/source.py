@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.core import parse_object
 from hermes.core.names import policy_name
 from hermes.errors import HermesError, UsageError
 from hermes.rl.results import checkpoint_folder, saved_checkpoints
@@ -111,7 +112,7 @@ def choose_checkpoint(run: RlRun, step: int | None) -> dict[str, Any]:
 
 
 def _newest_run(home: Path) -> str:
-    states = [path for path in (home / "runs").glob(f"*/{NAME}") if json.loads(path.read_text())["kept"]]
+    states = [path for path in (home / "runs").glob(f"*/{NAME}") if parse_object(path.read_text())["kept"]]
     if not states:
         raise UsageError("no run has a checkpoint yet", "name one: hermes rl weights RUN|tinker://…")
     return max(states, key=lambda path: path.stat().st_mtime).parent.name

@@ -82,13 +82,15 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
         "created_at_ms": _Column("t.created_at_ms", True),
     }
 )
+_OF_METADATA = ("agent", "agent_version")
+"""Facts that have a name of their own."""
 _NEVER = SqlCondition("0", ())
 
 
 def sql_condition(field: str, operator: str, value: str) -> SqlCondition:
     """The condition as SQL. `field` and `operator` have been checked by `hermes.data.where.parse`."""
     condition = _sql_condition(_column(field), operator, value)
-    return condition._replace(walks=field == "messages" or field.startswith("metadata"))
+    return condition._replace(walks=field in ("messages", *_OF_METADATA) or field.startswith("metadata"))
 
 
 def _sql_condition(column: _Column, operator: str, value: str) -> SqlCondition:
@@ -111,7 +113,9 @@ def _sql_condition(column: _Column, operator: str, value: str) -> SqlCondition:
 
 def _column(field: str) -> _Column:
     name, _, key = field.partition(".")
-    if name != "metadata":
+    if name in _OF_METADATA:
+        key = name
+    elif name != "metadata":
         return _COLUMNS[name]
     path = key.replace("'", "''")
     if '"' in path:

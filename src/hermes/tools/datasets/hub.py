@@ -50,7 +50,7 @@ class DatasetHub:
         if not _NAME.fullmatch(name) or ".." in name:
             raise ToolError(
                 f"'{name}' is no name of a hub dataset. Names are owner/name, such as openai/gsm8k; "
-                "a file or folder of the workspace is given as path.",
+                "a file of the workspace is given as path.",
                 kind="bad_arguments",
             )
         card = await self._card(name)
@@ -171,7 +171,7 @@ class DatasetHub:
         except ToolError as error:
             if error.kind == ToolErrorKind.REFUSED:
                 raise
-            advice = "Is the hub reachable from here? A file or folder of the workspace can be given as path."
+            advice = "Is the hub reachable from here? A file of the workspace can be given as path."
             raise ToolError(f"{error.message} {advice}", kind=error.kind) from error
 
 

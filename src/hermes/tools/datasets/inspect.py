@@ -19,15 +19,15 @@ async def _dataset_inspect(arguments: JSONObject, bench: Workbench) -> str:
     limit = arguments.get("rows", _ROWS)
     if ("dataset" in arguments) == ("path" in arguments):
         raise ToolError(
-            "give either dataset (a name on the hub) or path (a file or folder of the workspace)",
+            "give either dataset (a name on the hub) or path (a file of the workspace)",
             kind=ToolErrorKind.BAD_ARGUMENTS,
         )
     if "path" in arguments:
-        from hermes.tools.datasets.files import inspect_files
+        from hermes.tools.datasets.files import inspect_file
 
         if "config" in arguments:
             raise ToolError("files have splits, but no config", kind=ToolErrorKind.BAD_ARGUMENTS)
-        return to_text(await inspect_files(bench, arguments["path"], split, offset, limit))
+        return to_text(await inspect_file(bench, arguments["path"], split, offset, limit))
     from hermes.tools.datasets.hub import DatasetHub
 
     hub = DatasetHub(bench.settings, cast("Mapping[str, str]", bench.resources["environ"]))
@@ -53,7 +53,7 @@ TOOLS = (
                 "path": {
                     "type": "string",
                     "minLength": 1,
-                    "description": "Instead: a .jsonl, .json, .csv, .parquet or .arrow file, or a folder.",
+                    "description": "Instead: a .jsonl, .json, .csv, .parquet or .arrow file.",
                 },
                 "config": {
                     "type": "string",

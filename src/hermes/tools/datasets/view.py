@@ -56,7 +56,7 @@ class DatasetView:
     columns: Sequence[ColumnInfo] = ()
     rows: Sequence[JSONObject] = ()
     notes: Sequence[str] = field(default=())
-    """What is missing or inexact, with the reason."""
+    """The parts that are missing or inexact, with the reason."""
 
 
 def to_text(view: DatasetView) -> str:

@@ -14,7 +14,7 @@ _SAME = 1e-9
 
 
 class Baseline(StrEnum):
-    """What a score is compared with, and divided by."""
+    """The value that a score is compared with, and its divisor."""
 
     MEAN = "mean"
     """score - mean of the group. The default: it favours no level of difficulty."""

@@ -105,7 +105,7 @@ def _environment_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _true_reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """What a learned reward stands for, beside it, where the environment measures it."""
+    """The measure that a learned reward stands for, beside it, where the environment measures it."""
     values = [
         rollout.true_reward
         for group in groups

@@ -14,7 +14,7 @@ from typing import Protocol
 from hermes.core.sequence import TrainSequence
 from hermes.training.data.sampling_distribution import LogprobBounds, needs_top_tokens, sampling_bounds
 from hermes.training.monitor.logprob_cause import OTHER_PRECISION, ScoredSequence, name_cause
-from hermes.training.monitor.logprob_proof import CheckedSequence, LogprobProof, LogprobSpread
+from hermes.training.monitor.logprob_proof import LogprobProof, LogprobSpread, farthest_difference
 from hermes.training.service.client import TokenScores
 
 TOP_TOKENS = 256
@@ -55,7 +55,7 @@ class BatchAudit:
     def check(
         self, sequences: Sequence[TrainSequence], trainer: Sequence[Sequence[float]], step: int
     ) -> dict[str, float]:
-        """Before the update. `trainer`: the logprobs under the present weights, which have made `step` steps.
+        """`trainer`: the logprobs under the weights before the update, which had made `step` steps.
 
         ProofError ends the run. Another precision does not: importance weights correct it.
         """
@@ -98,9 +98,8 @@ class BatchAudit:
 
         def distance(index: int) -> float:
             sequence = sequences[index]
-            expected = [LogprobBounds(value, value) for value in sequence.trained_only(trainer[index])]
-            measured = LogprobSpread.of([CheckedSequence(sequence.trained_only(sequence.logprobs), expected)])
-            return measured.percentile_90()
+            stated, expected = (sequence.trained_only(row) for row in (sequence.logprobs, trainer[index]))
+            return farthest_difference(stated, expected)
 
         order = sorted(range(len(sequences)), key=distance, reverse=True)
         farthest, remaining = order[:_FARTHEST], order[_FARTHEST:]

@@ -7,12 +7,13 @@ before this process are not returned.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from hermes.core import parse_object
 
 logger = logging.getLogger(__name__)
 _FILE = "metrics.json"
@@ -47,7 +48,7 @@ class EvalWatcher:
             return None
         self._read_ns = written_ns
         try:
-            evaluation: Any = json.loads(self._path.read_text(encoding="utf-8"))
+            evaluation: Any = parse_object(self._path.read_text(encoding="utf-8"))
             took_s = float(evaluation["config_general"]["total_evaluation_time_seconds"])
             metrics = evaluation["results"]["all"]
             value = next(float(metrics[name]) for name in EVAL_SCORES if name in metrics)

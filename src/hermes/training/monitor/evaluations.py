@@ -110,8 +110,15 @@ def eval_metrics(text: str) -> dict[str, float]:
 def _run_process(environment: Path, config: Path, target: Path) -> None:
     """HermesError with the last error in its output if it fails."""
     log_path = ensure_dir(target) / "log.txt"
-    command = [sys.executable, "-m", "hermes", "env", "evaluate", str(environment), "--config", str(config)]
-    command += ["--env.data_dir_to_save_evals", str(target), "--env.use_wandb", "false"]
+    command = [sys.executable, "-P", "-m", "hermes", "env", "evaluate", str(environment)]
+    command += [
+        "--config",
+        str(config),
+        "--env.data_dir_to_save_evals",
+        str(target),
+        "--env.use_wandb",
+        "false",
+    ]
     with log_path.open("wb") as log:
         try:
             process = subprocess.run(

@@ -88,12 +88,12 @@ class LogprobSpread:
         )
 
     def percentile_90(self) -> float:
-        return sorted(self.differences)[int(0.9 * (len(self.differences) - 1))] if self.differences else 0.0
+        return _percentile_90(self.differences)
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseLimits:
-    """What rounding explains."""
+    """The gap that rounding explains."""
 
     unit: float
 
@@ -194,12 +194,29 @@ class LogprobProof:
         return BatchVerdict(measured, limits.spread, wrong, wrong and ends)
 
 
+def farthest_difference(stated: Sequence[float], expected: Sequence[float]) -> float:
+    """The 90th percentile of the differences over 1 - p: how far a sequence is from known logprobs."""
+    return _percentile_90(
+        [
+            abs(value - logprob) / _uncertainty(value, logprob)
+            for value, logprob in zip(stated, expected, strict=True)
+        ]
+    )
+
+
+def _percentile_90(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.9 * (len(values) - 1))] if values else 0.0
+
+
 def _difference(stated: float, expected: LogprobBounds) -> tuple[float, float]:
     """The difference over 1 - p, and 1 - p."""
     nearest = min(max(stated, expected.low), expected.high)
-    lowest = min(stated, expected.middle, 0.0)
-    uncertainty = max(_LEAST_UNCERTAINTY, -math.expm1(lowest))
+    uncertainty = _uncertainty(stated, expected.middle)
     return (stated - nearest) / uncertainty, uncertainty
+
+
+def _uncertainty(stated: float, expected: float) -> float:
+    return max(_LEAST_UNCERTAINTY, -math.expm1(min(stated, expected, 0.0)))
 
 
 def _clamped(unit: float) -> float:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hermes
+from hermes.core import parse_object
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError
 
@@ -61,7 +62,7 @@ def source_commit() -> str | None:
         return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     try:
         text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
-        source = json.loads(text or "{}")
+        source = parse_object(text or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return None
     commit: str | None = source.get("vcs_info", {}).get("commit_id")
@@ -69,7 +70,7 @@ def source_commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What Git prints; None: there is no Git, or the folder is in no repository."""
+    """The text that Git prints; None: there is no Git, or the folder is in no repository."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -87,7 +88,7 @@ def read_machines(folder: Path) -> list[MachineCard]:
     """The cards of the run in that folder, in the order of its starts; empty: it was not recorded."""
     path = folder / NAME
     try:
-        return [MachineCard(**json.loads(line)) for line in (read_text(path) or "").splitlines()]
+        return [MachineCard(**parse_object(line)) for line in (read_text(path) or "").splitlines()]
     except (ValueError, TypeError) as error:
         raise HermesError(
             f"{path} is damaged: {error}", "Move it aside; the next start writes it anew."

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from hermes.core import parse_object
 from hermes.core.json import JSONObject
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError, UsageError
@@ -221,7 +222,7 @@ class Sinks:
             self._try(sink, partial(sink.rewind, step))
 
     def flush(self) -> None:
-        """What was written to the store is durable when this returns."""
+        """Rows that were written to the store are durable when this returns."""
         for sink in self._sinks:
             if isinstance(sink, StoreSink):
                 self._try(sink, sink.flush)
@@ -260,10 +261,9 @@ def read_wandb(folder: Path) -> JSONObject:
     """`url` and `error` of the run at W&B; empty if W&B was not used."""
     text = read_text(folder / WANDB)
     try:
-        recorded = json.loads(text) if text else {}
+        return parse_object(text) if text else {}
     except ValueError:
         return {}
-    return recorded if isinstance(recorded, dict) else {}
 
 
 def _open(name: str, folder: Path, label: Label, settings: JSONObject) -> MetricsSink:

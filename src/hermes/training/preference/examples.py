@@ -80,6 +80,18 @@ class UnpairedExample:
     task: str
 
 
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """Which rows are used, and for what."""
+
+    longest: int
+    """Longest sequence, in tokens."""
+    eval_share: float
+    """Share of tasks that is held out."""
+    min_rows: int = MIN_ROWS
+    """Fewer rows to train on are an error."""
+
+
 @dataclass
 class RowSplit(Generic[Row]):
     """Rows to train on and rows held out, whose tasks are not trained on."""
@@ -127,11 +139,8 @@ def consistent_pairs(pairs: Iterable[PreferencePair], left_out: Counter[str]) ->
 def pair_examples(
     pairs: Sequence[PreferencePair],
     renderer: ChatRenderer,
-    *,
-    longest: int,
-    eval_share: float,
     left_out: Counter[str],
-    min_rows: int = MIN_ROWS,
+    limits: RowLimits,
 ) -> RowSplit[PairExample]:
     """The pairs as token sequences, split by task. HermesError if too few are left."""
     split = RowSplit[PairExample](left_out=left_out)
@@ -141,24 +150,21 @@ def pair_examples(
             continue
         chosen = render_completion(pair.prompt, pair.chosen, pair.tools, renderer, pair.chosen_unseen)
         rejected = render_completion(pair.prompt, pair.rejected, pair.tools, renderer, pair.rejected_unseen)
-        if max(chosen.longest, rejected.longest) > longest:
-            left_out[f"longer than {longest} tokens"] += 1
+        if max(chosen.longest, rejected.longest) > limits.longest:
+            left_out[f"longer than {limits.longest} tokens"] += 1
         elif not chosen.trained_tokens or not rejected.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            sort_in(split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, eval_share)
-    check_enough(split, "pairs", min_rows)
+            sort_in(split, PairExample(chosen, rejected, pair.task, pair.margin), pair.task, limits)
+    check_enough(split, "pairs", limits.min_rows)
     return split
 
 
 def unpaired_examples(
     answers: Sequence[RatedCompletion],
     renderer: ChatRenderer,
-    *,
-    longest: int,
-    eval_share: float,
     left_out: Counter[str],
-    min_rows: int = MIN_ROWS,
+    limits: RowLimits,
 ) -> RowSplit[UnpairedExample]:
     """The rated answers as token sequences, split by task. HermesError if too few, or one class only, are
     left."""
@@ -171,13 +177,13 @@ def unpaired_examples(
             left_out["it has images"] += 1
             continue
         completion = render_completion(rated.prompt, rated.completion, rated.tools, renderer, rated.unseen)
-        if completion.longest > longest:
-            left_out[f"longer than {longest} tokens"] += 1
+        if completion.longest > limits.longest:
+            left_out[f"longer than {limits.longest} tokens"] += 1
         elif not completion.trained_tokens:
             left_out["no turn of the model to train on"] += 1
         else:
-            sort_in(split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, eval_share)
-    check_enough(split, "rated answers", min_rows)
+            sort_in(split, UnpairedExample(completion, rated.desirable, rated.task), rated.task, limits)
+    check_enough(split, "rated answers", limits.min_rows)
     liked = sum(row.desirable for row in split.train)
     if liked in (0, len(split.train)):
         verdict = "good" if liked else "bad"
@@ -196,9 +202,9 @@ def label_by_rating(answers: Sequence[RatedCompletion], good: float | None) -> l
     return [replace(rated, desirable=rated.score >= good) for rated in answers]
 
 
-def sort_in(split: RowSplit[Row], row: Row, task: str, eval_share: float) -> None:
+def sort_in(split: RowSplit[Row], row: Row, task: str, limits: RowLimits) -> None:
     """Adds the row to its side; all rows of a task are on the same one."""
-    side = split.held_out if side_of(task, eval_share) is Side.EVAL else split.train
+    side = split.held_out if side_of(task, limits.eval_share) is Side.EVAL else split.train
     side.append(row)
 
 

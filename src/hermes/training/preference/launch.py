@@ -31,6 +31,7 @@ from hermes.training.preference import reward
 from hermes.training.preference.calibration import RewardReport, ScoredPair, reliability_svg, report_of
 from hermes.training.preference.dpo import DpoObjective
 from hermes.training.preference.examples import (
+    RowLimits,
     RowSplit,
     label_by_rating,
     pair_examples,
@@ -67,14 +68,7 @@ def train_dpo(launch: Launch, options: DpoOptions, selection: TrajectorySelectio
     rows = _rows(
         options,
         data,
-        lambda source, share, least: pair_examples(
-            source.pairs,
-            renderer,
-            longest=options.max_tokens,
-            eval_share=share,
-            left_out=source.left_out,
-            min_rows=least,
-        ),
+        lambda source, limits: pair_examples(source.pairs, renderer, source.left_out, limits),
     )
     loss = DpoConfig(
         options.loss, options.beta, options.label_smoothing, options.target_margin, options.sft_weight
@@ -91,13 +85,8 @@ def train_kto(launch: Launch, options: KtoOptions, selection: TrajectorySelectio
     rows = _rows(
         options,
         data,
-        lambda source, share, least: unpaired_examples(
-            label_by_rating(source.rated, options.good_rating),
-            renderer,
-            longest=options.max_tokens,
-            eval_share=share,
-            left_out=source.left_out,
-            min_rows=least,
+        lambda source, limits: unpaired_examples(
+            label_by_rating(source.rated, options.good_rating), renderer, source.left_out, limits
         ),
     )
     good, bad = balanced_weights(rows.train)
@@ -168,13 +157,12 @@ def _read_verdicts(
 def _rows(
     options: VerdictOptions,
     data: PreferenceData,
-    make: Callable[[PreferenceData, float, int], RowSplit[Row]],
+    make: Callable[[PreferenceData, RowLimits], RowSplit[Row]],
 ) -> RowSplit[Row]:
-    """`make` takes the source, the share that is held out and the least number of rows."""
     if not options.eval_files:
-        return make(data, options.eval_share, options.min_rows)
-    rows = make(data, 0.0, options.min_rows)
-    rows.held_out = make(from_files(options.eval_files), 0.0, 1).train
+        return make(data, RowLimits(options.max_tokens, options.eval_share, options.min_rows))
+    rows = make(data, RowLimits(options.max_tokens, 0.0, options.min_rows))
+    rows.held_out = make(from_files(options.eval_files), RowLimits(options.max_tokens, 0.0, 1)).train
     return rows
 
 
@@ -182,35 +170,17 @@ def _reward_rows(
     options: RewardOptions, data: PreferenceData, readout: ReadOut, renderer: ChatRenderer
 ) -> tuple[RowSplit[reward.RewardPair] | RowSplit[reward.RewardPoint], RowSplit[reward.RewardPair] | None]:
     """The rows to train on; and as pairs, if they are pairs."""
+
+    def pairs(source: PreferenceData, limits: RowLimits) -> RowSplit[reward.RewardPair]:
+        return reward.reward_pairs(source.pairs, readout, renderer, source.left_out, limits)
+
+    def points(source: PreferenceData, limits: RowLimits) -> RowSplit[reward.RewardPoint]:
+        return reward.reward_points(source.rated, readout, renderer, source.left_out, limits)
+
     if options.loss == "pointwise":
-        points = _rows(
-            options,
-            data,
-            lambda source, share, least: reward.reward_points(
-                source.rated,
-                readout,
-                renderer,
-                longest=options.max_tokens,
-                eval_share=share,
-                left_out=source.left_out,
-                min_rows=least,
-            ),
-        )
-        return points, None
-    pairs = _rows(
-        options,
-        data,
-        lambda source, share, least: reward.reward_pairs(
-            source.pairs,
-            readout,
-            renderer,
-            longest=options.max_tokens,
-            eval_share=share,
-            left_out=source.left_out,
-            min_rows=least,
-        ),
-    )
-    return pairs, pairs
+        return _rows(options, data, points), None
+    rows = _rows(options, data, pairs)
+    return rows, rows
 
 
 def _reference(launch: Launch, options: PreferenceOptions, data: PreferenceData) -> str:

@@ -32,7 +32,7 @@ def write_prompts(reader: Reader, selection: TrajectorySelection, path: Path) ->
 
 
 def pair_prompts(pairs: Sequence[PreferencePair]) -> list[JSONObject]:
-    """What the answers of the pairs answer, with the conversation before it, as rows of a dataset.
+    """The questions that the pairs answer, with the conversation before it, as rows of a dataset.
 
     A rollout begins with what people and the model wrote: from a call of a tool on, it is the policy's own.
     """

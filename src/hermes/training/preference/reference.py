@@ -72,7 +72,7 @@ class ReferencedObjective(OfflineObjective[Row]):
 
     @abstractmethod
     def completions(self, rows: Sequence[Row]) -> list[RenderedCompletion]:
-        """What is scored, in the order of the rows."""
+        """The completions that are scored, in the order of the rows."""
 
     def prepare(self, run: TrainingRunSpec, client: AdapterClient) -> None:
         self.close()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, TypeVar
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.training.offline import EVAL_LOSS, LOSS, OfflineObjective, rows_of_step
 from hermes.training.preference.examples import (
-    MIN_ROWS,
     RatedCompletion,
+    RowLimits,
     RowSplit,
     check_enough,
     consistent_pairs,
@@ -89,11 +89,8 @@ def reward_pairs(
     pairs: Sequence[PreferencePair],
     readout: ReadOut,
     renderer: ChatRenderer,
-    *,
-    longest: int,
-    eval_share: float,
     left_out: Counter[str],
-    min_rows: int = MIN_ROWS,
+    limits: RowLimits,
 ) -> RowSplit[RewardPair]:
     """HermesError if too few are left."""
     split = RowSplit[RewardPair](left_out=left_out)
@@ -102,15 +99,15 @@ def reward_pairs(
             rating_prompt((*pair.prompt, *completion), pair.tools, readout, renderer)
             for completion in (pair.chosen, pair.rejected)
         ]
-        if max(map(len, sides)) >= longest:
-            left_out[f"longer than {longest} tokens"] += 1
+        if max(map(len, sides)) >= limits.longest:
+            left_out[f"longer than {limits.longest} tokens"] += 1
             continue
         words = [
             sum(len(message.content.split()) for message in completion)
             for completion in (pair.chosen, pair.rejected)
         ]
-        sort_in(split, RewardPair(sides[0], sides[1], strength(pair), *words), pair.task, eval_share)
-    check_enough(split, "pairs", min_rows)
+        sort_in(split, RewardPair(sides[0], sides[1], strength(pair), *words), pair.task, limits)
+    check_enough(split, "pairs", limits.min_rows)
     return split
 
 
@@ -118,21 +115,18 @@ def reward_points(
     rated: Sequence[RatedCompletion],
     readout: ReadOut,
     renderer: ChatRenderer,
-    *,
-    longest: int,
-    eval_share: float,
     left_out: Counter[str],
-    min_rows: int = MIN_ROWS,
+    limits: RowLimits,
 ) -> RowSplit[RewardPoint]:
     """HermesError if too few are left."""
     split = RowSplit[RewardPoint](left_out=left_out)
     for row in rated:
         prompt = rating_prompt((*row.prompt, *row.completion), row.tools, readout, renderer)
-        if len(prompt) >= longest:
-            left_out[f"longer than {longest} tokens"] += 1
+        if len(prompt) >= limits.longest:
+            left_out[f"longer than {limits.longest} tokens"] += 1
             continue
-        sort_in(split, RewardPoint(prompt, (row.score - 1) / _STARS), row.task, eval_share)
-    check_enough(split, "rated answers", min_rows)
+        sort_in(split, RewardPoint(prompt, (row.score - 1) / _STARS), row.task, limits)
+    check_enough(split, "rated answers", limits.min_rows)
     return split
 
 

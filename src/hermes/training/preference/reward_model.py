@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hermes.core import JSONObject, Message, Role
+from hermes.core import JSONObject, Message, Role, parse_object
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError, UsageError
 from hermes.training.preference.readout import ReadOut, rating_prompt, readout_tokens
@@ -70,7 +70,7 @@ def read_spec(name: str, home: Path) -> RewardModelSpec:
 
 def _decode(text: str, path: Path) -> RewardModelSpec:
     try:
-        data = json.loads(text)
+        data = parse_object(text)
         if data.pop("format") != _FORMAT:
             raise HermesError(f"{path} was written by another version of Hermes", "train the model again")
         data |= {"members": tuple(data["members"]), "readout": ReadOut(**data["readout"])}

@@ -30,7 +30,7 @@ _HINT = "a row has prompt, chosen and rejected; or prompt, completion and label:
 _GOOD, _BAD = 4.0, 2.0
 """A rating of at least _GOOD is a good one, of at most _BAD a bad one."""
 _CREATED = re.compile(r"@\d+(\.\d+)?$")
-"""What an engine adds to a checkpoint's path in its versions: when the weights were written."""
+"""The suffix that an engine adds to a checkpoint's path in its versions: when the weights were written."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PreferenceData:
     rated: Sequence[RatedCompletion] = ()
     left_out: Counter[str] = field(default_factory=Counter)
     policies: frozenset[str] = frozenset()
-    """What gave the answers, where it is known: tinker:// paths of weights, names of policies."""
+    """The policies that gave the answers, where known: tinker:// paths of weights, names of policies."""
 
 
 def from_files(paths: Sequence[Path]) -> PreferenceData:
@@ -152,6 +152,8 @@ def _read(row: JSONObject, rows: FileRows) -> None:
                 float(margin or 0.0),
                 _task(row, prompt),
                 tools,
+                chosen_unseen=_unseen(row, "chosen"),
+                rejected_unseen=_unseen(row, "rejected"),
             )
         )
         return
@@ -159,7 +161,10 @@ def _read(row: JSONObject, rows: FileRows) -> None:
     completion = _messages(row["completion"], Role.ASSISTANT)
     _check_sides(prompt, completion)
     score, desirable = _verdict(row)
-    rows.rated.append(RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools))
+    unseen = _unseen(row, "completion")
+    rows.rated.append(
+        RatedCompletion(prompt, completion, score, desirable, _task(row, prompt), tools, unseen)
+    )
 
 
 def _sides(row: JSONObject) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
@@ -206,6 +211,11 @@ def _messages(value: JSON, role: Role) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role, value),)
     return from_messages(value)
+
+
+def _unseen(row: JSONObject, side: str) -> frozenset[tuple[int, int]]:
+    """Pairs of positions in the side's messages, as `Example.unseen_within` has them; most rows have none."""
+    return frozenset((int(answer), int(earlier)) for answer, earlier in row.get(f"{side}_unseen") or ())
 
 
 def _task(row: JSONObject, prompt: Sequence[Message]) -> str:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 URL_VARIABLE, KEY_VARIABLE, TOKEN_VARIABLE = "TINKER_BASE_URL", "TINKER_API_KEY", "HERMES_ENGINE_TOKEN"
 LOCAL_URL = "http://127.0.0.1:8001"
 DEFAULT_ALPHA = 32.0
-"""That of every adapter of the Tinker API."""
+"""The alpha of every adapter of the Tinker API."""
 TARGETS = ("attn", "mlp", "unembed")
 DEFAULT_TARGETS = ("attn", "mlp")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROBE_TIMEOUT_S = 5.0
 _GONE = (404, 410)
 _FEW_TOP_TOKENS = 20
-"""What every service returns of the likeliest tokens of a position."""
+"""The number of likeliest tokens of a position that every service returns."""
 _MOST_SCORES = 1 << 18
 """Numbers of one sequence that are transferred."""
 
@@ -367,7 +367,7 @@ class AdapterClient:
 
 
 def _model_metadata(connection: ServiceConnection) -> JSONObject:
-    """What a Hermes engine states about its base model; empty: another service, or it does not answer."""
+    """The facts of a Hermes engine about its base model; empty: another service, or it does not answer."""
     if connection.base_url is None:
         return {}
     try:

@@ -34,7 +34,7 @@ _NO_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteModelSpec:
-    """What the OpenAI routes need of the model."""
+    """The facts that the OpenAI routes need of the model."""
 
     max_length: int
     eos_ids: tuple[int, ...]
@@ -192,7 +192,7 @@ class NoStore:
 
 @dataclass(frozen=True, slots=True)
 class RemoteState:
-    """What the OpenAI routes use instead of the state of an engine server."""
+    """The parts that the OpenAI routes use instead of the state of an engine server."""
 
     engine: RemoteEngine
     names: RemoteNames

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hermes.core import parse_object
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError
 
@@ -35,7 +36,7 @@ def read_tokens(folder: Path) -> TokenCounts:
     """The counts of the run in that folder; 0 if it has none."""
     text = read_text(folder / NAME)
     try:
-        return TokenCounts(**json.loads(text)) if text else TokenCounts()
+        return TokenCounts(**parse_object(text)) if text else TokenCounts()
     except (ValueError, TypeError) as error:
         raise HermesError(
             f"{folder / NAME} is damaged: {error}", "move it aside; counting starts anew"

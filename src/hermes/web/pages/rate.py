@@ -168,7 +168,7 @@ def _desk(request: WebRequest) -> RatingDesk:
 
 
 def _mode(request: WebRequest, queue: str) -> ModeView:
-    """That of the queue, else the one in the address."""
+    """The mode of the queue, else the one in the address."""
     if queue:
         return get_mode(_desk(request).settings(queue).mode.value)
     return get_mode(request.choice("mode", tuple(MODES)))

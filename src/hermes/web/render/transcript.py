@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hermes.core import Rating, RatingKind, Reward, Step, StepKind, ToolCall
 from hermes.safety.forbidden import FORBIDDEN_PATHS
 from hermes.store.browse.reader import WindowStep
+from hermes.web.render.calls import PLAIN, ShownCall, show_call
 from hermes.web.render.text import FoldedText, fold
 
 _ARGUMENT_LINES, _ARGUMENT_CHARS = 30, 4000
@@ -51,6 +52,7 @@ class CallPart:
     malformed: str | None
     """Why the arguments cannot be read; None: they can."""
     result: ResultPart | None
+    view: ShownCall = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +194,12 @@ def _argument(name: str, value: object) -> CallArgument:
 
 def _call_part(call: ToolCall, result: Step | None, call_index: int) -> CallPart:
     arguments, problem = read_arguments(call)
+    view = PLAIN if problem else show_call(call.name, call.parsed())
+    arguments = tuple(argument for argument in arguments if argument.name not in view.shown)
     part = None
     if result is not None and result.index > call_index:
         part = ResultPart(result, fold(result.message.content), _images(result))
-    return CallPart(call, arguments, problem, part)
+    return CallPart(call, arguments, problem, part, view)
 
 
 def _reasoning(step: Step) -> FoldedText | None:

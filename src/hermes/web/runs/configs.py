@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes.config import yaml_file
+from hermes.core import parse_object
 from hermes.disk.files import read_text
 from hermes.errors import HermesError
 
@@ -28,7 +29,7 @@ def read_config(folder: Path) -> dict[str, str]:
             return {"config.yaml": error.message}
     text = read_text(folder / "training.json")
     try:
-        state = json.loads(text) if text else {}
+        state = parse_object(text) if text else {}
     except ValueError as error:
         return {"training.json": str(error)}
     return flatten(state.get("settings") or {})

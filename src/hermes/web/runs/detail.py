@@ -107,7 +107,7 @@ class RunMark(NamedTuple):
     """checkpoint, resume, crash or alert."""
     text: str
     metric: str = ""
-    """That an alert is about; its mark is on the curves of this metric only."""
+    """The metric that an alert is about; its mark is on the curves of this metric only."""
 
 
 KINDS = ("checkpoint", "resume", "crash", "alert")

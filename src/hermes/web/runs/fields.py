@@ -66,7 +66,7 @@ def read_fields(home: Path, name: str) -> list[FormField]:
     """The fields of a listed environment with the values that a run would have."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, name],
+            [sys.executable, "-P", "-m", __name__, name],
             env={**without_stored(os.environ), "HERMES_HOME": str(home)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.disk.files import read_text
 from hermes.errors import HermesError
 from hermes.rl.budget import cost_usd
@@ -146,7 +146,7 @@ def _state(status: RunStatus) -> str:
 def _trained_row(folder: Path, rows: list[dict[str, Any]]) -> RunRow:
     text = read_text(folder / "training.json")
     try:
-        state: JSONObject = json.loads(text) if text else {}
+        state: JSONObject = parse_object(text) if text else {}
     except ValueError as error:
         return _broken_row(folder.name, rows, f"training.json is damaged: {error}")
     settings: JSONObject = state.get("settings") or {}

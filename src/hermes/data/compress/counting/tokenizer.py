@@ -9,12 +9,12 @@ which takes seconds; every other one is opened by transformers, so that its spec
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.data.compress.counting.tokens import TokenizerSpec
+from hermes.disk.files import read_text
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.models.tokens.tokenizer import open_tokenizer
 
@@ -51,9 +51,9 @@ def _from_folder(name: str, folder: Path, trust_remote_code: bool) -> TokenizerS
     if config.get("tokenizer_class") not in _PLAIN_CLASSES or not (folder / "tokenizer.json").is_file():
         return _from_transformers(name, str(folder), trust_remote_code)
     template_file = folder / "chat_template.jinja"
-    template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")
+    template = read_text(template_file) if template_file.is_file() else config.get("chat_template")
     special = {key: _token_text(config[key]) for key in _TEMPLATE_NAMES if config.get(key) is not None}
-    text = (folder / "tokenizer.json").read_text("utf-8")
+    text = read_text(folder / "tokenizer.json") or ""
     return TokenizerSpec(name, _checked_template(name, template), special, tokenizer_json=text)
 
 
@@ -121,9 +121,6 @@ def _token_text(token: str | JSONObject) -> str:
 
 def _read_json(path: Path) -> JSONObject:
     try:
-        config: JSONObject = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
+        return parse_object(read_text(path) or "{}")
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}", "repair it, or name another tokenizer") from error
-    return config

@@ -25,6 +25,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hermes.core import JSONObject, Role
+from hermes.errors import UsageError
 from hermes.models.render.jinja import ChatTemplate, TemplateRefusalError
 
 _MEMORY_CHARS = 16_000_000
@@ -124,7 +125,12 @@ class Counter:
 def _tokenizers(spec: TokenizerSpec) -> tuple[Encode, re.Pattern[str] | None]:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_str(spec.tokenizer_json)
+    try:
+        tokenizer = Tokenizer.from_str(spec.tokenizer_json)
+    except Exception as error:  # the library's only one
+        raise UsageError(
+            f"the tokenizer '{spec.name}' cannot be read: {error}", "name another tokenizer"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
 

@@ -28,7 +28,7 @@ from hermes.data.compress.forms.conversation import RowConversation, ToolExchang
 _CHARS_PER_TOKEN = 3
 _MIN_STATE_TOKENS = 48
 _WRAPPING_TOKENS = 24
-"""What a state adds around its summary."""
+"""The tokens that a state adds around its summary."""
 _SPARE = 0.05
 """Share of the target that may stay unused."""
 _TRIES = 4

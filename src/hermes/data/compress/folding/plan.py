@@ -66,7 +66,7 @@ class SummaryRequest(NamedTuple):
     """Equal for equal requests."""
     content: str
     facts: tuple[str, ...]
-    """What later turns use and the state must contain."""
+    """The facts that later turns use and the state must contain."""
     max_tokens: int
 
 

@@ -39,7 +39,7 @@ class FoldLevel(IntEnum):
     FACTS = 2
     """One error and the bare words that later turns use."""
     BARE = 3
-    """That it was there, and how long it was."""
+    """A state that says it was there, and how long it was."""
 
 
 def is_state(content: str) -> bool:

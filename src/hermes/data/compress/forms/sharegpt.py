@@ -145,7 +145,7 @@ def _find_blocks(value: str) -> list[_Block]:
 
 
 def _block_body(value: str, inside: int) -> tuple[JSONObject | str, int]:
-    """What a block holds and where it ends. Its JSON is read as JSON, so a tag quoted inside ends nothing."""
+    """The content of a block and its end. Its JSON is read as JSON, so a tag quoted inside ends nothing."""
     start = inside + len(value[inside:]) - len(value[inside:].lstrip())
     try:
         body, end = _DECODER.raw_decode(value, start)

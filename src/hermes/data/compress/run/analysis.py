@@ -1,4 +1,4 @@
-"""What a target would mean for an input: exact lengths, how they are distributed, what would fit."""
+"""The effect of a target on an input: exact lengths, how they are distributed, what would fit."""
 
 from __future__ import annotations
 

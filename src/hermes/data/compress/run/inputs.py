@@ -65,7 +65,7 @@ class Query:
 
 
 def find_files(reference: str, data: Path = Path("data")) -> FileInputs | None:
-    """What the user's words mean, if they name a file, a folder or a run under `data`; else None."""
+    """The meaning of the user's words, if they name a file, a folder or a run under `data`; else None."""
     path = Path(reference).expanduser()
     if path.is_file():
         return FileInputs((path,), path.with_name(f"{path.stem}_compressed.jsonl"))

@@ -63,7 +63,7 @@ class CompressItem:
 
 @dataclass(frozen=True, slots=True)
 class CompressResult:
-    """What became of it."""
+    """Its end."""
 
     kind: InputKind
     line: str = ""

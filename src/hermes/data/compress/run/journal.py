@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, parse_object
 from hermes.data.compress.run.job import CompressResult, InputKind
 from hermes.disk.appendlog import AppendLog, read_lines, repair
 from hermes.disk.filelock import FileLock
@@ -87,7 +87,7 @@ class CompressJournal:
 
     def _continue(self) -> None:
         try:
-            interrupted = _ADDED_SETTINGS | json.loads((self._folder / "run.json").read_text("utf-8"))
+            interrupted = _ADDED_SETTINGS | parse_object((self._folder / "run.json").read_text("utf-8"))
         except (FileNotFoundError, ValueError):
             interrupted = {}
         changed = [name for name in self._run if interrupted.get(name) != self._run[name]]

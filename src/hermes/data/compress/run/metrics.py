@@ -17,7 +17,7 @@ from hermes.data.compress.forms.conversation import RowConversation
 
 @dataclass(frozen=True, slots=True)
 class SummaryCost:
-    """What a row's summaries took."""
+    """The cost of a row's summaries."""
 
     calls: int = 0
     """Requests that the row's texts came from or that failed; those of an earlier run are among them."""

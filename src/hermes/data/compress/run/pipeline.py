@@ -71,7 +71,7 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class CompressorParts:
-    """What rows go through."""
+    """The parts that rows go through."""
 
     settings: FoldSettings
     workers: CompressWorkers

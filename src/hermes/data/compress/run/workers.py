@@ -63,6 +63,7 @@ def open_workers(spec: TokenizerSpec, processes: int) -> Iterator[CompressWorker
         with thread:
             yield CompressWorkers(thread, 1, Counter(spec))
         return
+    os.environ["PYTHONSAFEPATH"] = "1"  # the processes would look for modules in the current directory
     pool = ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), initializer=_start, initargs=(spec,)
     )

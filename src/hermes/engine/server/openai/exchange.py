@@ -38,7 +38,7 @@ from hermes.errors import HermesError
 
 
 class ServedModel(NamedTuple):
-    """What an endpoint reads a body with."""
+    """The parts with which an endpoint reads a body."""
 
     backend: OpenAIBackend
     detokenizer: Detokenizer
@@ -169,7 +169,7 @@ def _event(chunk: JSONObject) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionExchange(Exchange):
-    """What /v1/completions and /v1/chat/completions share: envelope, usage, logprobs and token ids."""
+    """The parts that /v1/completions and /v1/chat/completions share: envelope, usage, logprobs, ids."""
 
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]

@@ -46,7 +46,7 @@ class RenderedPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """What ends the samples of one request, besides their length."""
+    """The conditions that end the samples of one request, besides their length."""
 
     texts: tuple[str, ...]
     ids: frozenset[int]

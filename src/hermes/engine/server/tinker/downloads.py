@@ -13,8 +13,8 @@ from hermes.engine.checkpoints.store import KINDS, Checkpoint, CheckpointPath, C
 from hermes.engine.lora.adapter_tar import Tar
 from hermes.engine.server.app import SIGNED_FILES
 from hermes.engine.server.responses import RequestError, as_json
+from hermes.engine.server.security import URL_VALID_S
 from hermes.engine.server.state import EngineServerState
-from hermes.engine.server.tinker.external import VALID_S
 from hermes.engine.types import EngineUserError
 from hermes.serving.openapi import operation
 
@@ -36,7 +36,7 @@ class DownloadRoutes:
     async def external_urls(self, request: Request) -> Response:
         """Signed addresses of its files."""
         checkpoint = requested_checkpoint(self._store, request)
-        expires_s = int(time.time()) + VALID_S
+        expires_s = int(time.time()) + URL_VALID_S
         urls = {
             name: self._signed_url(request, checkpoint.path, name, expires_s) for name in checkpoint.files
         }
@@ -46,7 +46,7 @@ class DownloadRoutes:
     async def archive(self, request: Request) -> Response:
         """The signed address of a tar of its files, for SDKs before 0.36."""
         path = requested_checkpoint(self._store, request).path
-        expires_s = int(time.time()) + VALID_S
+        expires_s = int(time.time()) + URL_VALID_S
         expires = format_datetime(datetime.fromtimestamp(expires_s, UTC), usegmt=True)
         url = self._signed_url(request, path, _ARCHIVE_FILE, expires_s)
         return Response(status_code=302, headers={"Location": url, "Expires": expires})

@@ -30,7 +30,6 @@ from hermes.engine.server.responses import read_body
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
 from hermes.engine.server.tinker.calls import read_call
-from hermes.engine.server.tinker.external import check_recipients, encrypt_files
 from hermes.engine.server.tinker.futures import Payload, json_payload
 from hermes.engine.server.tinker.sessions import Model, SamplingSession, TinkerSession
 from hermes.engine.types import EngineUserError
@@ -86,7 +85,11 @@ class SavingRoutes:
 
         def start() -> Awaitable[Payload]:
             body = call.parse(schema.SaveExternal)
-            check_recipients(body.age_encryption_recipients or ())
+            if body.age_encryption_recipients:
+                raise EngineUserError(
+                    "this engine does not encrypt weights to age recipients",
+                    "save without age_encryption_recipients, and encrypt what was downloaded",
+                )
             return self._export(model, body, self._engine.snapshot(model.require_adapter()))
 
         return model.calls.accept(call.number, "save_external", call.digest, start)
@@ -132,14 +135,8 @@ class SavingRoutes:
     async def _export(self, model: Model, body: schema.SaveExternal, snapshot: Future[str]) -> Payload:
         policy_id = await asyncio.wrap_future(snapshot)
         path = _checkpoint_path(model, EXTERNAL_WEIGHTS, body)
-        recipients = body.age_encryption_recipients
         try:
-            checkpoint = await self._write(
-                path,
-                body,
-                lambda draft: self._engine.export(policy_id, draft),
-                (lambda draft: encrypt_files(draft, recipients)) if recipients else None,
-            )
+            checkpoint = await self._write(path, body, lambda draft: self._engine.export(policy_id, draft))
         finally:
             self._engine.drop_policy(policy_id)
         return json_payload(
@@ -156,21 +153,13 @@ class SavingRoutes:
             if name is not None:
                 self._state.names.set(name, key)
 
-    async def _write(
-        self,
-        path: CheckpointPath,
-        body: schema.SaveWeights,
-        write: Write,
-        finish: Callable[[Path], None] | None = None,
-    ) -> Checkpoint:
+    async def _write(self, path: CheckpointPath, body: schema.SaveWeights, write: Write) -> Checkpoint:
         """Commits what `write` writes as a checkpoint, completely or not at all."""
         store = self._state.store
         check_ttl(body.ttl_seconds)
         draft = store.draft(path, overwrite=body.overwrite)
         try:
             await asyncio.wrap_future(write(draft))
-            if finish is not None:
-                await asyncio.to_thread(finish, draft)
             async with self._state.policies.replacement(path):
                 for checkpoint in store.checkpoints(path.run_id):
                     if checkpoint.path == path:

@@ -65,7 +65,7 @@ class Lookup:
 
     @property
     def distractors(self) -> tuple[str, ...]:
-        """What else the answer could have been, except what the question and its pages name."""
+        """The other answers that were possible, except what the question and its pages name."""
         subject = words(" ".join((self.question, *self.pages)))
         return tuple(
             value

@@ -1,1 +1,1 @@
-"""What happened to a run besides its steps: starts of its trainer, and alerts."""
+"""The events of a run besides its steps: starts of its trainer, and alerts."""

@@ -1,0 +1,29 @@
+#!/bin/sh
+# Builds wheel and sdist into dist/, tries the wheel in an empty environment and an empty folder, and writes the notes.
+#
+#     sh scripts/release.sh [PYTHON]        needs pip and venv; PyTorch is found as pip is configured to
+#
+# The notes are the part of CHANGELOG.md under the version of src/hermes/__init__.py, or under Unreleased.
+set -eu
+cd "$(dirname "$0")/.."
+python=${1:-python3}
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+
+"$python" -m venv "$place/build"
+"$place/build/bin/pip" install --quiet --disable-pip-version-check build
+rm -rf dist
+"$place/build/bin/python" -m build --outdir dist .
+wheel=$(ls dist/*.whl)
+version=$(basename "$wheel" | cut -d - -f 2)
+
+"$python" -m venv "$place/empty"
+"$place/empty/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$wheel[train]"
+mkdir "$place/folder"
+(cd "$place/folder" && HERMES_HOME="$place/home" "$place/empty/bin/hermes" quickstart --fast)
+
+heading="## $version"
+grep -q "^$heading" CHANGELOG.md || heading="## Unreleased"
+awk -v heading="$heading" '/^## / { inside = index($0, heading) == 1; next } inside' CHANGELOG.md >dist/notes.md
+[ -s dist/notes.md ] || { echo "error: CHANGELOG.md has neither $version nor Unreleased" >&2; exit 1; }
+echo "$version: $(ls dist | tr '\n' ' ')"
