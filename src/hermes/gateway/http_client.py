@@ -257,7 +257,7 @@ class HttpClient:
             if proxy is None or tls is None:
                 _, connection = await loop.create_connection(_Connection, host, port, ssl=tls)
                 return connection
-            _, connection = await loop.create_connection(_Connection, proxy.hostname, proxy.port or 80)
+            _, connection = await loop.create_connection(_Connection, proxy.hostname or "", proxy.port or 80)
             connection.write(f"CONNECT {host}:{port} HTTP/1.1\r\nhost: {host}:{port}\r\n\r\n".encode())
             await connection.wait_for_head(_CONNECT_S)
             if connection.status != 200:
