@@ -190,3 +190,94 @@ def serve(options: ServeOptions) -> None:
     from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)
+    config = load()
+    upstream = _upstream(config, options)
+    _state_terms(config)
+    serving = service.ServeOptions(
+        options.host,
+        options.port,
+        os.environ.get(service.TOKEN_VARIABLE) or None,
+        _relay_options(upstream, options),
+        options.idle,
+    )
+
+    def announce(url: str) -> None:
+        click.echo(f"gateway on {url}: ANTHROPIC_BASE_URL={url} OPENAI_BASE_URL={url}/v1")
+        sys.stdout.flush()
+
+    settled = service.serve(config, serving, announce)
+    if settled.trajectories:
+        click.echo(_summary(settled), err=True)
+    report_stop("record serve")
+
+
+def _upstream(config: Config, options: UpstreamOptions) -> Upstream | None:
+    """The provider that the options name; None: that of the client's own account."""
+    from hermes.config.providers import CUSTOM, checked_url, resolve_model
+    from hermes.gateway.upstream import Upstream, spoken_at
+    from hermes.gateway.wire import Protocol
+
+    unknown = set(options.protocols) - set(Protocol)
+    if unknown:
+        raise UsageError(f"--protocol: '{unknown.pop()}' is none", f"one of: {', '.join(Protocol)}")
+    protocols = frozenset(map(Protocol, options.protocols))
+    if options.model is None and options.base_url is None:
+        return None
+    if options.model is None:
+        url = checked_url(options.base_url or "", "--base-url")
+        return Upstream(CUSTOM, url, protocols or spoken_at(url))
+    target = resolve_model(config.settings, config.environ, options.model, options.base_url)
+    if target.is_local:
+        raise UsageError(
+            f"{target.name} runs inside a process and has no address",
+            "hermes engine serve; then --base-url http://127.0.0.1:8001/v1 --model hermes/smollm2",
+        )
+    return Upstream(
+        target.provider,
+        target.base_url,
+        protocols or spoken_at(target.base_url),
+        target.api_key,
+        target.model,
+    )
+
+
+def _relay_options(upstream: Upstream | None, options: UpstreamOptions) -> RelayOptions:
+    from hermes.gateway.relay import RelayOptions
+    from hermes.gateway.upstream import Accounts
+
+    return RelayOptions(upstream, Accounts.of(os.environ), options.timeout)
+
+
+def _state_terms(config: Config) -> None:
+    from hermes.gateway.service import recordings_dir
+
+    marker = recordings_dir(config) / "terms"
+    if not marker.exists():
+        from hermes.disk.files import atomic_write
+
+        click.echo(_TERMS, err=True)
+        atomic_write(marker, _TERMS + "\n")
+
+
+def _install(options: RecordOptions, words: tuple[str, ...] = ()) -> None:
+    from hermes.disk.files import atomic_write
+    from hermes.gateway.presets import PRESETS, shell_lines, with_lines
+
+    programs = [program for preset in PRESETS for program in preset.programs if shutil.which(program)]
+    names = list(words) or programs or ["claude"]
+    lines = "" if options.remove else shell_lines(names)
+    shell = Path(os.environ.get("SHELL") or "bash").name
+    start_file = Path.home() / {"zsh": ".zshrc", "bash": ".bashrc"}.get(shell, ".profile")
+    text = start_file.read_text("utf-8") if start_file.is_file() else ""
+    if not options.write and not options.remove:
+        click.echo(f"# {start_file}; --write appends this\n{lines}", nl=False)
+        click.echo("# to undo: hermes record --install --remove", err=True)
+        return
+    question = (
+        f"Take the lines out of {start_file}?" if options.remove else f"Append to {start_file}:\n{lines}?"
+    )
+    if click.confirm(question, err=True):
+        mode = start_file.stat().st_mode if start_file.is_file() else 0o644
+        atomic_write(start_file, with_lines(text, lines))
+        start_file.chmod(mode & 0o7777)
+        click.echo(f"{start_file} is changed; to undo: hermes record --install --remove", err=True)
