@@ -105,6 +105,7 @@ class ScriptedProvider:
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
+        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.base_url = f"{self.url}/v1"
 

@@ -208,7 +208,7 @@ def test_a_very_large_body_is_refused_without_being_held(config: Config, provide
 
 def test_a_client_that_reads_nothing_is_given_up(config: Config, provider: ScriptedProvider) -> None:
     provider.script = lambda body: Reply(f"{'w' * 4000} " * 3000)
-    with gateway(config, provider.url, timeout_s=0.5) as recording:
+    with gateway(config, provider.url, timeout_s=5) as recording:
         parts = urlsplit(recording.url)
         data = json.dumps(body_of("chat", stream=True)).encode()
         client = socket.create_connection((parts.hostname, parts.port))

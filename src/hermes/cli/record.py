@@ -190,9 +190,6 @@ def serve(options: ServeOptions) -> None:
     from hermes.safety.output.logs import log_to_stderr
 
     log_to_stderr(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(
-        logging.CRITICAL
-    )  # a stream that was cut is recorded, no fault
     config = load()
     upstream = _upstream(config, options)
     _state_terms(config)

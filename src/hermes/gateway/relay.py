@@ -14,8 +14,7 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -25,13 +24,13 @@ from hermes.core.clock import now_ms
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
 from hermes.gateway.ending import Ending, open_decoder
+from hermes.gateway.http_client import HttpClient, HttpResponse
 from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall
 from hermes.gateway.translate.base import Translation
-from hermes.gateway.upstream import Accounts, Connections, Upstream, end_to_end, request_headers
+from hermes.gateway.upstream import Accounts, Upstream, end_to_end, request_headers
 from hermes.gateway.wire import Protocol
 
 if TYPE_CHECKING:
-    import httpx2
     from starlette.types import Receive, Scope, Send
 
 MAX_BODY_BYTES = 64 << 20
@@ -94,7 +93,7 @@ class Relay:
     def __init__(self, journal: Journal, options: RelayOptions) -> None:
         self._journal = journal
         self._options = options
-        self._connections: Connections | None = None
+        self._client: HttpClient | None = None
         self.activity: dict[str, Activity] = {}
         """By group; whoever settles a group removes it. Only for the event loop."""
 
@@ -123,8 +122,8 @@ class Relay:
             await self._fail(call, send, error.status or 502, error)
 
     async def close(self) -> None:
-        if self._connections is not None:
-            await self._connections.close()
+        if self._client is not None:
+            self._client.close()
 
     def _group_of(self, headers: dict[str, str]) -> Group:
         session = clients.root_session(headers)
@@ -211,35 +210,36 @@ class Relay:
 
     async def _ask(
         self, call: _Call, scope: Scope, url: str, body: bytes, method: str | None = None
-    ) -> httpx2.Response:
-        if self._connections is None:
-            self._connections = Connections(self._options.timeout_s)
+    ) -> HttpResponse:
+        if self._client is None:
+            self._client = HttpClient(self._options.timeout_s)
         headers = request_headers(scope["headers"], call.upstream)
         if body is not call.body:
             headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
         if query := scope["query_string"].decode("latin-1"):
             url = f"{url}?{query}"
-        response = await self._connections.send(method or scope["method"], url, headers, body)
-        call.status = response.status_code
+        method = method or scope["method"]
+        response = await self._client.send("GET" if method == "HEAD" else method, url, headers, body)
+        call.status = response.status
         return response
 
-    async def _pass_on(self, call: _Call, response: httpx2.Response, send: Send) -> None:
+    async def _pass_on(self, call: _Call, response: HttpResponse, send: Send) -> None:
         """Bytes as they come; those of the end once the call is recorded."""
-        content_type = response.headers.get("content-type", "")
+        content_type = response.header(b"content-type") or ""
         streamed = "event-stream" in content_type or call.protocol is None
-        head = end_to_end(response.headers.raw)
-        length = response.headers.get("content-length")
+        head = end_to_end(response.headers)
+        length = response.header(b"content-length")
         if length is not None:
             head.append((b"content-length", length.encode()))
         if streamed:
             await self._start(call, send, call.status, head)
         ending = Ending(call.protocol) if call.protocol and "event-stream" in content_type else None
-        decoder = open_decoder(response.headers.get("content-encoding", ""))
+        decoder = open_decoder(response.header(b"content-encoding") or "")
         withheld: list[bytes] = []
         broken: ProviderError | None = None
         try:
-            async with aclosing(self._body(response)) as chunks:
-                async for chunk in chunks:
+            with closing(response):
+                async for chunk in response.body():
                     call.first_byte_s = call.first_byte_s or time.perf_counter()
                     data = _decode(decoder, chunk)
                     if call.protocol:
@@ -268,20 +268,6 @@ class Relay:
             await self._write(send, b"".join(withheld), more=False)
         # else the response stays incomplete, as the provider's was: the server closes the connection
 
-    async def _body(self, response: httpx2.Response) -> AsyncGenerator[bytes]:
-        """The body as it is on the wire. ProviderError: it broke off."""
-        import httpx2
-
-        stream = response.stream
-        assert isinstance(stream, httpx2.AsyncByteStream)
-        try:
-            async for chunk in stream:
-                yield chunk
-        except (httpx2.HTTPError, OSError) as error:
-            raise ProviderError(f"the provider's answer broke off: {error}") from error
-        finally:
-            await stream.aclose()
-
     async def _translate(self, call: _Call, scope: Scope, send: Send) -> None:
         assert call.protocol is not None
         body = _parse(call)
@@ -305,8 +291,8 @@ class Relay:
         await self._start(call, send, 200, [(b"content-type", b"text/event-stream")])
         broken = False
         try:
-            async with aclosing(self._body(response)) as chunks:
-                async for chunk in chunks:
+            with closing(response):
+                async for chunk in response.body():
                     call.first_byte_s = call.first_byte_s or time.perf_counter()
                     call.received.append(chunk)
                     if events := translation.feed(chunk):
@@ -321,7 +307,7 @@ class Relay:
         await self._write(send, translation.finish(), more=False)
 
     async def _translate_whole(
-        self, call: _Call, response: httpx2.Response, translation: Translation, send: Send
+        self, call: _Call, response: HttpResponse, translation: Translation, send: Send
     ) -> None:
         assert call.protocol is not None
         data = await self._whole(call, response)
@@ -339,13 +325,14 @@ class Relay:
         status = call.status if call.status >= 400 else 502
         await _respond(send, status, translate.error(call.protocol or Protocol.MESSAGES, status, data))
 
-    async def _whole(self, call: _Call, response: httpx2.Response) -> bytes:
-        async for chunk in self._body(response):
-            call.first_byte_s = call.first_byte_s or time.perf_counter()
-            call.received.append(chunk)
+    async def _whole(self, call: _Call, response: HttpResponse) -> bytes:
+        with closing(response):
+            async for chunk in response.body():
+                call.first_byte_s = call.first_byte_s or time.perf_counter()
+                call.received.append(chunk)
         return b"".join(call.received)
 
-    async def _ask_chat(self, call: _Call, scope: Scope, body: JSONObject) -> httpx2.Response:
+    async def _ask_chat(self, call: _Call, scope: Scope, body: JSONObject) -> HttpResponse:
         """A request of our own: of the client's headers only its key goes along."""
         headers = [
             (name, value)

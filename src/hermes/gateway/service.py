@@ -7,6 +7,7 @@ the gateway stops. What a killed gateway left is settled by the next one that st
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -46,6 +47,18 @@ TOKEN_SCHEME = TokenScheme(TOKEN_VARIABLE, "use your provider's account", "as th
 
 def recordings_dir(config: Config) -> Path:
     return config.home / "recordings"
+
+
+@contextmanager
+def _quiet_server() -> Iterator[None]:
+    """A stream that was cut is recorded: nothing about it is printed into the terminal of an agent."""
+    logger = logging.getLogger("uvicorn.error")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class Settling:
@@ -99,7 +112,7 @@ def serve(config: Config, options: ServeOptions, announce: Callable[[str], None]
     journal = Journal(recordings_dir(config), config.secrets)
     relay = Relay(journal, options.relay)
     try:
-        with listen(options.host, options.port, TOKEN_SCHEME, options.token) as listener:
+        with _quiet_server(), listen(options.host, options.port, TOKEN_SCHEME, options.token) as listener:
 
             async def main() -> None:
                 async with _settled_while_idle(relay, journal, settling, options.idle_s):
@@ -169,6 +182,7 @@ def record_command(config: Config, options: RelayOptions, key: str) -> Iterator[
     recording = CommandRecording("", journal, Group(key))
     try:
         with ExitStack() as stack:
+            stack.enter_context(_quiet_server())
             listener = stack.enter_context(listen("127.0.0.1", 0))
             stack.enter_context(serve_in_thread(relay, listener, HttpSettings(grace_s=2), name="gateway"))
             recording.url = f"{listener.url}/r/{key}"

@@ -12,7 +12,7 @@ The beginning of an answer that was cut is a leaf of its own if the client asked
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes.core import Message, Relation, Role, canonical_json
@@ -249,8 +249,3 @@ class _Builder:
             self._threads[call.thread] = chain
         elif chain.parent is not None and len(call.text.strip()) >= _SHORTEST_HINT:
             self._summaries.append((call.text.strip(), self.chains[chain.parent]))
-
-
-def texts_in(values: Iterable[object]) -> frozenset[str]:
-    """The texts among JSON values, one level deep."""
-    return frozenset(value for value in values if isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Where calls go: the providers behind the gateway, and the connections to them.
+"""Where calls go: the providers behind the gateway, and the headers that they get.
 
 A response is read as it arrives and passed on byte for byte. No cookies, no redirects, no retries:
 those are the client's business.
@@ -6,22 +6,13 @@ those are the client's business.
 
 from __future__ import annotations
 
-import asyncio
-import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from hermes.errors import ProviderError
+from hermes.gateway.http_client import RawHeaders
 from hermes.gateway.wire import Protocol
-from hermes.safety.access import leads_to_loopback
 
-if TYPE_CHECKING:
-    import httpx2
-
-RawHeaders = list[tuple[bytes, bytes]]
-_CONNECT_S = 10.0
 _KEY_HEADERS = frozenset((b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"))
 _HOP_BY_HOP = frozenset(
     (
@@ -120,53 +111,3 @@ def end_to_end(raw: Iterable[tuple[bytes, bytes]]) -> RawHeaders:
 def _readable_codings(value: bytes) -> bytes:
     codings = [part.strip() for part in value.split(b",")]
     return b", ".join(part for part in codings if part.partition(b";")[0] in _DECODED) or b"identity"
-
-
-class Connections:
-    """The connections to all providers, of one event loop."""
-
-    def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: longest silence of a provider."""
-        self._timeout = {"connect": _CONNECT_S, "read": timeout_s, "write": timeout_s, "pool": None}
-        self._transports: dict[str, httpx2.AsyncBaseTransport] = {}
-
-    async def send(self, method: str, url: str, headers: RawHeaders, content: bytes) -> httpx2.Response:
-        """The response with its body unread. ProviderError: there is none."""
-        import httpx2
-
-        request = httpx2.Request(
-            method, url, headers=headers, content=content or None, extensions={"timeout": self._timeout}
-        )
-        host = urlsplit(url).hostname or url
-        try:
-            return await self._transport(url).handle_async_request(request)
-        except httpx2.TimeoutException as error:
-            raise ProviderError(f"{host} did not answer in time", status=504) from error
-        except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
-            raise ProviderError(f"{host} cannot be reached: {error}", status=502) from error
-
-    async def close(self) -> None:
-        await asyncio.gather(*(transport.aclose() for transport in self._transports.values()))
-
-    def _transport(self, url: str) -> httpx2.AsyncBaseTransport:
-        parts = urlsplit(url)
-        origin = f"{parts.scheme}://{parts.netloc}"
-        if origin not in self._transports:
-            self._transports[origin] = _open_transport(url)
-        return self._transports[origin]
-
-
-def _open_transport(url: str) -> httpx2.AsyncBaseTransport:
-    from urllib.request import getproxies, proxy_bypass
-
-    import httpx2
-
-    from hermes.models.remote.connections import ConnectionPool
-
-    parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme)
-    if proxy and not leads_to_loopback(url) and not proxy_bypass(parts.hostname or ""):
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-        return httpx2.AsyncHTTPTransport(proxy=httpx2.Proxy(proxy), limits=limits)
-    verify = parts.scheme == "https"
-    return ConnectionPool(httpx2.create_ssl_context() if verify else httpx2.create_ssl_context(verify=False))

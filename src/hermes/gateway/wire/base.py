@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from dataclasses import dataclass, replace
@@ -97,15 +96,3 @@ def texts(value: JSON) -> tuple[str, ...]:
 
 def data_url(media_type: str, data: str) -> str:
     return f"data:{media_type};base64,{data}"
-
-
-def split_data_url(url: str) -> tuple[str, str] | None:
-    """The media type and the base64 text of a data URL."""
-    head, comma, data = url.partition(",")
-    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
-        return None
-    try:
-        base64.b64decode(data, validate=True)
-    except ValueError:
-        return None
-    return head[5:-7], data
