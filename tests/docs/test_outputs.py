@@ -22,6 +22,7 @@ QUICK = (
 """Pages that every test run checks; the others are checked nightly, with the marks that need the model."""
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
 NO_OUTPUT = {
+    "agents.md": "it needs the agents",
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
     "howto/own-tool.md": "it needs a package of your own",

@@ -29,9 +29,11 @@ _NOT_FOR_USERS = {
     "HERMES_ROLLOUT_KEY",  # from an environment to its worker
     "HOME",
     "LANG",
+    "NCCL_SOCKET_IFNAME",  # of NCCL, set for the processes of one model
     "OPENCODE_CONFIG_CONTENT",  # of the agents that are recorded
     "PATH",
     "PI_CODING_AGENT_DIR",
+    "PYTHONSAFEPATH",  # of Python, set for processes that Hermes starts
     "SHELL",
     "TOKENIZERS_PARALLELISM",
 }

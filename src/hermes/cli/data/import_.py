@@ -28,7 +28,7 @@ _CLIENTS = ("auto", "claude-code", "codex", "opencode", "pi", "hermes-agent")
 )
 @click.option("--format", "form", metavar="NAME", help="Format of the files; detected for each row if unset.")
 @click.option("--run", "run_id", metavar="NAME", help="Run id of the imported rows.")
-@click.option("--watch", is_flag=True, help="With --from: keep importing what is new.")
+@click.option("--watch", is_flag=True, help="Keep importing what is new; needs --from.")
 @click.option(
     "--settle",
     "settle_s",
@@ -36,7 +36,7 @@ _CLIENTS = ("auto", "claude-code", "codex", "opencode", "pi", "hermes-agent")
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="With --watch: how long a session has to be at rest.",
+    help="How long a session has to be at rest before --watch imports it.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option

@@ -68,7 +68,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
 @json_option
 @stored_variables
 def test(options: PreflightOptions, as_json: bool) -> None:
-    """The same as `hermes rl preflight --model`, with three models unless some are named."""
+    """The same as `hermes rl preflight --model`; three models by default."""
     _test_models(options, as_json)
 
 
