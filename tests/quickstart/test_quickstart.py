@@ -47,7 +47,7 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path, rep
     assert "step  2/2" in done.stderr and f"/runs/{run}" in done.stderr
 
     listed = json.loads(hermes(home, "trajectories", "list", "--run", run, "--limit", "100", "--json").stdout)
-    assert len(listed) == 8 + 2 * 8 + 2 * 4, "the batch, two steps of eight, two evaluations of four"
+    assert len(listed) == 8 + 2 * 8, "the batch and two steps of eight; evaluations are runs of their own"
     (described,) = json.loads(hermes(home, "rl", "status", "--all", "--json").stdout)["runs"]
     assert (described["run_id"], described["status"]) == (run, "completed")
     results = json.loads(hermes(home, "rl", "results", run, "--json").stdout)
