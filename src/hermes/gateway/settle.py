@@ -35,7 +35,7 @@ from hermes.core.step import ToolErrorKind
 from hermes.gateway import wire
 from hermes.gateway.clients import Identity, agent_of, identify
 from hermes.gateway.journal import CallEnd, Group, RecordedCall, Recording
-from hermes.gateway.tree import Chain, PlacedCall, Tree, build, message_key
+from hermes.gateway.tree import HINT_CHARS, OPENING_CHARS, Chain, PlacedCall, Tree, build, message_key
 from hermes.gateway.wire import Answer, Request
 from hermes.models.usage import cost_usd, reported_cost_usd
 from hermes.store import Filter, ModelInput, Reader, Record, Writer
@@ -196,8 +196,8 @@ def _place(call: _ReadCall) -> PlacedCall:
         issued=frozenset(item.id for item in message.tool_calls),
         cited=frozenset(item.id for earlier in request.messages for item in earlier.tool_calls),
         delegated=_argument_texts(message),
-        opening=next(users, ""),
-        text=message.content,
+        opening=next(users, "").strip()[:OPENING_CHARS],
+        text=message.content.strip()[:HINT_CHARS],
         answer_id=answer.id if answer else "",
         previous=request.previous,
     )
@@ -208,7 +208,7 @@ def _argument_texts(message: Message) -> frozenset[str]:
     for call in message.tool_calls:
         values = () if call.error else call.parsed().values()
         texts.update(value for value in values if isinstance(value, str))
-    return frozenset(texts)
+    return frozenset(text.strip()[:OPENING_CHARS] for text in texts)
 
 
 def _stored_calls(reader: Reader, session: str, new: frozenset[str]) -> Iterator[PlacedCall]:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from hermes.core import Message, Relation, Role, canonical_json
 
+OPENING_CHARS, HINT_CHARS = 4_000, 500
+"""Of the first message, and of an answer, what placing looks at: thousands of calls are in memory at once."""
 _SHORTEST_HINT = 16
 """Characters of a text from which its being quoted says something."""
 
