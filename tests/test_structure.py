@@ -29,7 +29,7 @@ BUDGET = {
     "disk": 468,
     "engine": 19760,
     "envs": 12580,
-    "gateway": 3607,
+    "gateway": 3609,
     "hermes": 126,
     "models": 5291,
     "policies": 1086,
