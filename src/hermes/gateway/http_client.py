@@ -2,7 +2,7 @@
 
 A general client spends most of a relayed stream's CPU. This one sends a request, gives the response's body as
 it arrives, and keeps connections for later requests. HTTPS goes through the proxy that the environment names.
-Not promised: redirects, HEAD, a proxy that asks for a password.
+Not promised: redirects, a proxy that asks for a password.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ class _Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self.begin()
 
-    def begin(self) -> None:
+    def begin(self, method: str = "") -> None:
+        self._is_head = method == "HEAD"
+        """The answer ends with its head, whatever length it names."""
         self._parser = httptools.HttpResponseParser(self)
         self._parts: deque[bytes] = deque()
         self._unread_bytes = 0
         self._paused = False
         self._has_end = False
         """The head says where the body ends; else the connection's end is its end."""
+        self._keeps_alive = False
         self._error: Exception | None = None
         self.status = 0
         self.headers: RawHeaders = []
@@ -83,6 +86,7 @@ class _Connection(asyncio.Protocol):
         if status >= 200:  # an interim response has nothing of the answer
             self.status = status
             self._has_end = self._has_end or status in (204, 304)
+            self.complete = self.complete or self._is_head
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -93,6 +97,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.complete = self.complete or bool(self.status)
+        self._keeps_alive = self._parser.should_keep_alive()  # afterwards the parser has forgotten the head
 
     # what the client calls
 
@@ -132,7 +137,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self.complete and not self.closed and self._has_end and self._parser.should_keep_alive()
+        return self.complete and not self.closed and self._has_end and self._keeps_alive
 
     async def _wait(self, timeout_s: float) -> None:
         """Until something arrives. ProviderError: nothing will, or nothing did in this time."""
@@ -210,6 +215,7 @@ class HttpClient:
             connection = self._reuse(origin) or await self._connect(
                 parts.scheme, parts.hostname or "", parts.port
             )
+            connection.begin(method)
             connection.write(*lines, b"\r\n", content)
             await connection.wait_for_head(self._timeout_s)
         except BaseException as error:
@@ -243,7 +249,6 @@ class HttpClient:
             if connection.closed or connection.idle_since_s < time.monotonic() - _IDLE_S:
                 connection.abort()
                 continue
-            connection.begin()
             return connection
         return None
 
