@@ -29,7 +29,7 @@ BUDGET = {
     "disk": 468,
     "engine": 19760,
     "envs": 12580,
-    "gateway": 3609,
+    "gateway": 3614,
     "hermes": 126,
     "models": 5291,
     "policies": 1086,

@@ -188,6 +188,12 @@ TABLE = [
     ("rate queue", 2, "the queue 'default' is empty", "hermes -q"),
     ("rate queue --mode nothing", 2, "'nothing' is not one of 'thumb'", "hermes rate queue --help"),
     ("rate stats queue extra", 2, "unexpected extra argument", "hermes rate stats --help"),
+    (
+        "record serve --host 0.0.0.0",
+        2,
+        "refusing to listen on 0.0.0.0 without a token",
+        "HERMES_RECORD_TOKEN",
+    ),
     ("reward score nothing last", 2, "there is no reward model called 'nothing'", "hermes train reward"),
     ("reward serve nothing", 2, "there is no reward model called 'nothing'", "hermes train reward"),
     ("rl agent", 2, "no task", "hermes rl"),

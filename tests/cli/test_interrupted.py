@@ -49,7 +49,7 @@ line: tests/compat/test_stop.py."""
 
 
 def test_every_server_is_stopped_by_a_test() -> None:
-    assert {*STOPPED_ELSEWHERE, "api", "api in memory", "web"} == set(STOPPED)
+    assert {*STOPPED_ELSEWHERE, "api", "api in memory", "record serve", "web"} == set(STOPPED)
     for name, file in STOPPED_ELSEWHERE.items():
         text = (ROOT / file).read_text()
         assert f'STOPPED["{name}"]' in text and "SIGINT" in text, name
@@ -62,7 +62,11 @@ def _answers(url: str) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("arguments", [("api",), ("api", "--state-dir", "state"), ("web", "--no-open")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("api",), ("api", "--state-dir", "state"), ("record", "serve"), ("web", "--no-open")],
+    ids=" ".join,
+)
 def test_a_server_that_is_stopped_says_what_is_left(
     tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
 ) -> None:
@@ -82,7 +86,8 @@ def test_a_server_that_is_stopped_says_what_is_left(
     wait_until(lambda: _answers(address[0]))
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
-    name = "api in memory" if arguments == ("api",) else arguments[0]
+    names = {("api",): "api in memory", ("record", "serve"): "record serve"}
+    name = names.get(arguments, arguments[0])
     assert process.returncode == 0 and error.strip().endswith(f"stopped; {STOPPED[name]}"), error
 
 

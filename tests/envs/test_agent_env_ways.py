@@ -62,7 +62,7 @@ async def test_tasks_come_from_a_file(home: Path, tmp_path: Path) -> None:
     prompts = [env.format_prompt(await env.get_next_item()) for _ in range(3)]
     assert prompts == ["one?", "two?", "one?"]
     for name, field, words in [
-        (str(tmp_path / "none.jsonl"), "question", "cannot be read"),
+        (str(tmp_path / "none.jsonl"), "question", "cannot read"),
         (str(tasks), "prompt", "no field 'prompt'"),
         (None, "prompt", "neither a setup method nor a dataset"),
     ]:

@@ -253,7 +253,7 @@ async def test_a_missing_or_broken_data_set_is_refused_and_never_replaced(
     (tmp_path / "test.jsonl").write_text('{"question": "?", "answer": "no mark"}\n')
     with pytest.raises(UsageError, match="no answer after '####'"):
         await opened(dataset_name=str(tmp_path)).setup()
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="cannot read"):
         await opened(dataset_name=str(tmp_path / "..")).setup()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UsageError, match="openai/gsm8k") as refused:
