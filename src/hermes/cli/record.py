@@ -202,7 +202,7 @@ def serve(options: ServeOptions) -> None:
     )
 
     def announce(url: str) -> None:
-        click.echo(f"gateway on {url}: ANTHROPIC_BASE_URL={url} OPENAI_BASE_URL={url}/v1")
+        click.echo(f"gateway on {url} (ANTHROPIC_BASE_URL={url} OPENAI_BASE_URL={url}/v1)")
         sys.stdout.flush()
 
     settled = service.serve(config, serving, announce)
