@@ -165,8 +165,9 @@ def _summary(settled: Settled) -> str:
     more = len(settled.trajectories) - 1
     rest = f", and {more} beside it" if more else ""
     trajectory_id = settled.main or settled.trajectories[0]
+    calls = "1 call" if settled.calls == 1 else f"{settled.calls} calls"
     return (
-        f"recorded: {settled.calls} calls, {settled.usage.total:,} tokens, {cost};"
+        f"recorded: {calls}, {settled.usage.total:,} tokens, {cost};"
         f" hermes trajectories show {trajectory_id}{rest}"
     )
 

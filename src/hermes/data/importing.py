@@ -25,7 +25,7 @@ from hermes.data.formats.base import BadRowError, Format
 from hermes.data.formats.facts import content_id
 from hermes.data.formats.registry import FORMATS, get_format
 from hermes.data.lines import MAX_LINE_BYTES, Line, read_lines, read_parquet
-from hermes.data.sessions.detect import session_client
+from hermes.data.sessions.base import session_client
 from hermes.errors import UsageError
 from hermes.store import ModelInput, Reader, Record, RefusedError, Writer
 

@@ -97,7 +97,7 @@ def import_(
 def _request(
     client: str, files: tuple[Path, ...], run_id: str | None, *, ask: bool, as_json: bool
 ) -> SessionRequest:
-    """What to import; of `auto` the person is told what there is, and asked."""
+    """The sources to import; with `auto` the command shows what there is and asks."""
     from hermes.cli.question import confirm, has_person
     from hermes.data.sessions.clients import AUTO, default_places
     from hermes.data.sessions.run import SessionRequest, survey

@@ -1,4 +1,4 @@
-"""What a reader makes of a client's file: sessions, their paths, and the entries on them.
+"""The result of reading a client's file: sessions, their paths, and the entries on them.
 
 A path is what a model was shown, from its first message to its last: a fork, a rewound question and a
 compaction each begin another one. The index of a session is small; messages are read when they are stored.
@@ -51,7 +51,7 @@ class Ref(NamedTuple):
     copied: bool = False
     """It stands again behind a compaction: input there, whoever wrote it."""
     link: str | None = None
-    """What the sub-agent that it started names as its origin."""
+    """The id that the sub-agent it started names as its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Entry:
 class SessionPath:
     refs: Sequence[Ref]
     relation: Relation | None = None
-    """What it is to what `origins` name; without origins, to the session's path before it."""
+    """Its relation to the path that `origins` name; without origins, to the session's path before it."""
     origins: tuple[str, ...] = ()
     """Links of entries, and ids of sessions: the first that is known is the parent."""
     outcome: Outcome | None = None
@@ -97,7 +97,7 @@ class SessionProblem(NamedTuple):
 
 @dataclass
 class Notes:
-    """What a reader could not use."""
+    """A line or entry that a reader could not use."""
 
     problems: list[SessionProblem] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -183,3 +183,13 @@ def count(values: JSONObject, *names: str) -> int:
     """The sum of the token counts of these names."""
     numbers = (values.get(name) for name in names)
     return sum(number for number in numbers if isinstance(number, int) and number > 0)
+
+
+def session_client(row: JSONObject) -> str | None:
+    """The client that writes such a line among its first ones; None: none that is known here."""
+    kind = row.get("type")
+    if kind == "session_meta" or ("instructions" in row and "timestamp" in row and "id" in row):
+        return "codex"
+    if kind == "session":  # a session trace has a harness, and as a row of a table its messages
+        return "pi" if "cwd" in row and "harness" not in row and "messages" not in row else None
+    return "claude-code" if isinstance(row.get("sessionId"), str) and isinstance(kind, str) else None

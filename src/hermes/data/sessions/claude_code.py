@@ -47,7 +47,7 @@ class _Node:
     results: list[Ref] = field(default_factory=list)
     boundary: bool = False
     again: list[str] = field(default_factory=list)
-    """Of a boundary: the messages that stand again behind the summary."""
+    """The messages that a compaction repeats behind its summary."""
     sidechain: bool = False
     outcome: Outcome | None = None
     has_child: bool = False

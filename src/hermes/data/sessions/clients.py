@@ -10,9 +10,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hermes.data.sessions import claude_code, codex, hermes_agent, opencode, pi
-from hermes.data.sessions.base import Notes, Read
+from hermes.data.sessions.base import Notes, Read, session_client
 from hermes.data.sessions.database import opened
-from hermes.data.sessions.detect import session_client
 from hermes.data.sessions.lines import SessionFile
 from hermes.disk import trees
 from hermes.errors import UsageError
