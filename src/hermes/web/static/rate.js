@@ -198,13 +198,14 @@
     const columns = $$("[data-columns] .column", item);
     if (columns.length !== 2 || item.dataset.linked) return;
     item.dataset.linked = "1";
-    let follower = null;
+    const placed = new Map(); // where a column was put by the other: its own scroll event leads nobody
     columns.forEach((column, index) => column.addEventListener("scroll", () => {
-      if (follower === column) { follower = null; return; }
+      if (placed.get(column) === column.scrollTop) return;
+      placed.delete(column);
       const other = columns[1 - index], room = column.scrollHeight - column.clientHeight;
       if (room <= 0) return;
-      follower = other;
       other.scrollTop = (column.scrollTop / room) * (other.scrollHeight - other.clientHeight);
+      placed.set(other, other.scrollTop);
     }, { passive: true }));
   }
 
