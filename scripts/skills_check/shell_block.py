@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from hermes.safety.shell import split
+from hermes.safety.harmless import split
 from skills_check.names import AbsentTarget, NameIndex
 from skills_check.options import OptionIndex, option_index
 

@@ -87,15 +87,11 @@ def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
 
 
 def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> None:
-    """Chat, `policy compare`, `policy serve`, batch, and training by the name of the promoted policy."""
+    """Chat, `policy serve`, batch, and training by the name of the promoted policy."""
     question = ("--model", "policy", "-q", "2 x 3?", "--toolsets", "none", "--json")
     reply = json.loads(hermes(home, *question, timeout_s=200).stdout)
     assert reply["model"] == record["name"]
     assert reply["usage"]["output_tokens"] > 0, reply  # what a tiny model says need not end
-    compared = hermes(home, "policy", "compare", "base", "current", "-q", "2 x 3?", "--json", timeout_s=200)
-    assert compared.returncode == 0, compared.stderr
-    ((row,), answers) = ((rows := json.loads(compared.stdout)), rows[0]["answers"])
-    assert row["question"] == "2 x 3?" and list(answers) == ["base", record["name"]]
     prompts = home / "prompts.jsonl"
     prompts.write_text('{"prompt": "2 x 3?"}\n')
     command = [sys.executable, "-m", "hermes", "policy", "serve"]

@@ -144,7 +144,7 @@ def test_addresses_that_only_this_machine_has_are_refused_on_several(
 def test_nodes_of_other_versions_are_named() -> None:
     from hermes.cluster.actors import installed_versions
     from hermes.errors import HostError
-    from hermes.rl.supervise.env_actor import EnvActor, EnvJob
+    from hermes.rl.supervise.env_ray import EnvActor, EnvJob
 
     front = {**installed_versions(), "hermes": "0.0.1"}
     with pytest.raises(HostError, match=r"other versions .*hermes .* instead of 0\.0\.1"):

@@ -16,8 +16,7 @@ import pytest
 from hermes.config.settings import McpServerSettings
 from hermes.core import JSON, Message, ToolResult
 from hermes.tools.base import Tool, Workbench
-from hermes.tools.mcp.pins import PINS_FILE, action_text
-from hermes.tools.mcp.tools import FAILURES, connect_mcp, tool_name
+from hermes.tools.mcp.tools import FAILURES, PINS_FILE, action_text, connect_mcp, tool_name
 from tests.tools.bench import raw_call
 from tests.tools.mcp_parts import ENVIRON, Person
 from tests.tools.services import open_service_bench

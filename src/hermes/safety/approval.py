@@ -19,9 +19,8 @@ from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 from hermes.errors import ConfigError, ToolError
-from hermes.safety.harmless import Surroundings, is_harmless
+from hermes.safety.harmless import ProgramArguments, Surroundings, is_harmless, split
 from hermes.safety.private import PrivatePlaces
-from hermes.safety.shell import ProgramArguments, split
 from hermes.safety.text import clip
 
 Answer = Literal["once", "always", "no"]

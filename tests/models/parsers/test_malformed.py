@@ -233,7 +233,7 @@ def test_what_is_wrong_is_said(text: str, reason: str) -> None:
 
 @pytest.mark.parametrize("name", parser_names())
 def test_parsing_damaged_and_shuffled_answers_never_raises(name: str) -> None:
-    parser = get_parser(name, repair=True)
+    parser = get_parser(name)
     rng = random.Random(7)
     for calls in hostile_answers(1_500):
         writable = [call for call in calls if not unwritable(parser.name, call)]
@@ -260,31 +260,6 @@ def _check(parsed: ParsedText, text: str) -> None:
         else:
             assert call.arguments in text
     assert parsed.reasoning is None or parsed.reasoning.strip() == parsed.reasoning != ""
-
-
-def test_mended_calls_are_marked_and_cut_off_ones_are_left_alone() -> None:
-    text = (
-        "<tool_call>{'name': 'a', 'arguments': {'x': 1,}}</tool_call>"
-        '<tool_call>{"name": "b", "arguments": {"x": 2}}</tool_call>'
-        '<tool_call>{"name": "c", "arguments": {"path": "/tmp/x", "text": "half'
-    )
-    mended, whole, cut = get_parser("hermes", repair=True).parse(text).tool_calls
-    assert (mended.name, mended.parsed(), mended.repaired) == ("a", {"x": 1}, True)
-    assert (whole.name, whole.parsed(), whole.repaired) == ("b", {"x": 2}, False)
-    assert cut.error and not cut.repaired
-    assert [call.repaired for call in get_parser("hermes").parse(text).tool_calls] == [False] * 3
-
-
-@pytest.mark.parametrize(
-    "name", ["hermes", "llama3_json", "mistral", "mistral_v11", "deepseek_v3", "kimi_k2"]
-)
-def test_every_json_format_can_be_mended(name: str) -> None:
-    write, before, _, after = FORMATS[name]
-    text = before + write("victim", {"x": 1, "y": "b"}).replace('"b"}', '"b",}') + after
-    (plain,) = get_parser(name).parse(text).tool_calls
-    (mended,) = get_parser(name, repair=True).parse(text).tool_calls
-    assert plain.error
-    assert (mended.name, mended.parsed(), mended.repaired) == ("victim", {"x": 1, "y": "b"}, True)
 
 
 def test_a_foreign_malformed_call_is_written_without_raising() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def policy() -> None:
-    """Policies: list, show, promote, roll back, compare, serve.
+    """Policies: list, show, promote, roll back, serve.
 
     `hermes --model policy` talks to the current one, `--model policy:NAME` to a certain one, and `--model
     run:RUN` to the newest weights of a run. So do `hermes batch` and `hermes bench`.
@@ -142,19 +142,6 @@ def delete(name: str, yes: bool, as_json: bool) -> None:
     question.confirm_deletion(f"the policy {record.label}", yes=yes)
     registry.delete(record.id)
     click.echo(json.dumps({"deleted": record.id}) if as_json else f"deleted: policy {record.label}")
-
-
-@policy.command("compare")
-@click.argument("first", default="base")
-@click.argument("second", default="current")
-@click.option("-q", "--query", "queries", multiple=True, required=True, help="A question; repeatable.")
-@json_option
-@stored_variables
-def compare(first: str, second: str, queries: tuple[str, ...], as_json: bool) -> None:
-    """Ask two policies the same questions and show both answers."""
-    from hermes.cli.policy.compare import run_compare
-
-    run_compare(first, second, queries, as_json)
 
 
 @policy.command("serve")

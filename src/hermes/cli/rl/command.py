@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 _run_argument = click.argument("run_id", metavar="[RUN]", required=False)
 
 
-_FORMER = {"runs": ("status", "--all"), "diff": ("results",)}
+_FORMER = {
+    "diff": ("results",),
+    "list": ("agent", "--list-environments"),
+    "runs": ("status", "--all"),
+    "select": ("config", "--env"),
+}
 """Former command → its words now."""
 
 
@@ -73,29 +78,6 @@ def _config(flags: Mapping[str, JSON] | None = None) -> Config:
 
 def _print(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
-
-
-@rl.command("list", hidden=True)
-@json_option
-def list_(as_json: bool) -> None:
-    """List the environments to train on, as `hermes env list` does."""
-    from hermes.rl.render import environments_text
-
-    click.echo(environments_text(_config(), as_json))
-
-
-@rl.command(hidden=True)
-@click.argument("name")
-@json_option
-def select(name: str, as_json: bool) -> None:
-    """Select the environment for the other commands, as their --env does."""
-    from hermes.rl.config.resolve import select as choose
-
-    chosen = choose(_config(), name)
-    if as_json:
-        _print({"environment": chosen.environment, "file_path": chosen.file_path})
-    else:
-        click.echo(f"{chosen.environment} is selected ({chosen.file_path})")
 
 
 @rl.command()

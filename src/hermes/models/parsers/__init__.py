@@ -16,20 +16,20 @@ from hermes.models.parsers.tagged_values import GLM45, GLM47, QWEN3_CODER, Tagge
 __all__ = ["ParsedText", "ToolCallParser", "get_parser", "parser_names"]
 
 
-_PARSERS: dict[str, Callable[[str, bool], ToolCallParser]] = {
-    "hermes": lambda name, repair: TaggedJSONParser(name, "tool_call", repair),
-    "qwen": lambda name, repair: TaggedJSONParser(name, "tool_call", repair),
-    "longcat": lambda name, repair: TaggedJSONParser(name, "longcat_tool_call", repair),
+_PARSERS: dict[str, Callable[[str], ToolCallParser]] = {
+    "hermes": lambda name: TaggedJSONParser(name, "tool_call"),
+    "qwen": lambda name: TaggedJSONParser(name, "tool_call"),
+    "longcat": lambda name: TaggedJSONParser(name, "longcat_tool_call"),
     "llama3_json": LlamaParser,
     "llama4_json": LlamaParser,
-    "mistral": lambda name, repair: MistralParser(name, array=True, repair=repair),
-    "mistral_v11": lambda name, repair: MistralParser(name, array=False, repair=repair),
-    "deepseek_v3": lambda name, repair: MarkedParser(name, DEEPSEEK_V3, repair),
-    "deepseek_v3_1": lambda name, repair: MarkedParser(name, DEEPSEEK_V3_1, repair),
-    "kimi_k2": lambda name, repair: MarkedParser(name, KIMI_K2, repair),
-    "qwen3_coder": lambda name, repair: TaggedValuesParser(name, QWEN3_CODER),
-    "glm45": lambda name, repair: TaggedValuesParser(name, GLM45),
-    "glm47": lambda name, repair: TaggedValuesParser(name, GLM47),
+    "mistral": lambda name: MistralParser(name, array=True),
+    "mistral_v11": lambda name: MistralParser(name, array=False),
+    "deepseek_v3": lambda name: MarkedParser(name, DEEPSEEK_V3),
+    "deepseek_v3_1": lambda name: MarkedParser(name, DEEPSEEK_V3_1),
+    "kimi_k2": lambda name: MarkedParser(name, KIMI_K2),
+    "qwen3_coder": lambda name: TaggedValuesParser(name, QWEN3_CODER),
+    "glm45": lambda name: TaggedValuesParser(name, GLM45),
+    "glm47": lambda name: TaggedValuesParser(name, GLM47),
 }
 _ALIASES = {"deepseek_v31": "deepseek_v3_1"}
 
@@ -39,15 +39,11 @@ def parser_names() -> tuple[str, ...]:
     return tuple(sorted({**_PARSERS, **_ALIASES}))
 
 
-def get_parser(name: str, *, repair: bool = False) -> ToolCallParser:
-    """The parser called `name`.
-
-    With `repair`, malformed JSON of a call that is not cut off is repaired where possible, and the call is
-    marked `repaired`. Formats without JSON around their values have nothing to repair.
-    """
+def get_parser(name: str) -> ToolCallParser:
+    """The parser called `name`."""
     key = _ALIASES.get(name, name)
     if key not in _PARSERS:
         names = parser_names()
         hint = did_you_mean(nearest(name, names), f"Parsers: {', '.join(names)}.")
         raise UsageError(f"no tool-call parser is called '{name}'.", hint)
-    return _PARSERS[key](key, repair)
+    return _PARSERS[key](key)

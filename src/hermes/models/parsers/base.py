@@ -51,8 +51,6 @@ class MalformedCallError(ValueError):
         reason: str,
         *,
         name: str = "",
-        payload_at: int | None = None,
-        bare: bool = False,
         stopped_at: int = 0,
         doubtful_from: int = 0,
         ends_at: int | None = None,
@@ -60,10 +58,6 @@ class MalformedCallError(ValueError):
         super().__init__(reason)
         self.name = name
         """The tool's name, where it could still be read."""
-        self.payload_at = payload_at
-        """Where the JSON to repair begins; None if there is none."""
-        self.bare = bare
-        """True if that JSON is only the arguments, False if it is the whole call."""
         self.stopped_at = stopped_at
         """Where reading failed."""
         self.doubtful_from = doubtful_from

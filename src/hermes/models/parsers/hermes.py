@@ -23,7 +23,6 @@ from hermes.models.parsers.scan import Grammar, scan
 class TaggedJSONParser:
     name: str
     tag: str
-    repair: bool = False
 
     @cached_property
     def _grammar(self) -> Grammar:
@@ -36,13 +35,11 @@ class TaggedJSONParser:
         if text.startswith(f"</{self.tag}>", end):
             end += len(self.tag) + 3
         elif end < len(text) and not text.startswith(f"<{self.tag}>", end):
-            raise MalformedCallError(
-                "text after the call's JSON", name=name, payload_at=start, ends_at=json_end
-            )
+            raise MalformedCallError("text after the call's JSON", name=name, ends_at=json_end)
         return [ToolCall(new_call_id(), name, arguments)], end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
-        return scan(text, self._grammar, tools, repair=self.repair)
+        return scan(text, self._grammar, tools)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "\n".join(map(self._render_call, calls))

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from hermes.core import JSON, ToolCall
-from hermes.models.parsers.base import MalformedCallError, new_call_id
+from hermes.core import JSON
+from hermes.models.parsers.base import MalformedCallError
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BRACKET_OR_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|["{}\[\]]', re.DOTALL)
@@ -77,7 +77,7 @@ def decode_object_at(text: str, at: int, name: str) -> Value:
     try:
         arguments = decode_at(text, at)
     except MalformedCallError as error:
-        raise _locate(error, text, at, name, bare=True) from None
+        raise _locate(error, text, at, name) from None
     if not isinstance(arguments.value, dict):
         raise MalformedCallError(_not_an_object(arguments.value), name=name, ends_at=arguments.end)
     return arguments
@@ -90,9 +90,7 @@ def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
     """
     members: dict[str, Value] = {}
     if not text.startswith("{", at):
-        raise MalformedCallError(
-            "invalid JSON: expected an object", payload_at=at, stopped_at=at, doubtful_from=at
-        )
+        raise MalformedCallError("invalid JSON: expected an object", stopped_at=at, doubtful_from=at)
     here = skip_space(text, at + 1)
     if text.startswith("}", here):
         return members, here + 1
@@ -107,16 +105,14 @@ def members_at(text: str, at: int) -> tuple[dict[str, Value], int]:
                 raise MalformedCallError("invalid JSON: expected ',' or '}'", stopped_at=here)
             here = skip_space(text, here + 1)
     except MalformedCallError as error:
-        raise _locate(error, text, at, _name_in(members), bare=False) from None
+        raise _locate(error, text, at, _name_in(members)) from None
 
 
-def _locate(error: MalformedCallError, text: str, at: int, name: str, *, bare: bool) -> MalformedCallError:
+def _locate(error: MalformedCallError, text: str, at: int, name: str) -> MalformedCallError:
     """The same error with its position in the JSON that begins at `at`."""
     return MalformedCallError(
         f"{error} (character {error.stopped_at - at + 1})",
         name=name,
-        payload_at=at,
-        bare=bare,
         stopped_at=error.stopped_at,
         doubtful_from=_doubtful_from(str(error), text, at, error.stopped_at),
     )
@@ -187,25 +183,3 @@ def balanced_end(text: str, at: int, limit: int) -> int | None:
         elif token == '"':
             return None  # a string that never ends
     return None
-
-
-def repair_call(payload: str, error: MalformedCallError) -> ToolCall | None:
-    """The malformed call that raised `error`, its JSON read leniently; None if that fails."""
-    value = _parse_leniently(payload)
-    if not isinstance(value, dict):
-        return None
-    name = error.name if error.bare else value.get("name")
-    arguments = value if error.bare else value.get("arguments", value.get("parameters"))
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(new_call_id(), name, text, repaired=True) if is_object(text) else None
-
-
-def _parse_leniently(text: str) -> JSON:
-    import json_repair
-
-    try:
-        return json_repair.loads(text)
-    except (ValueError, RecursionError):
-        return None

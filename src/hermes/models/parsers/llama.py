@@ -34,7 +34,6 @@ _BROKEN_CALL = re.compile(r'\{\s*"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"(?:parame
 @dataclass(frozen=True)
 class LlamaParser:
     name: str
-    repair: bool = False
 
     @cached_property
     def _grammar(self) -> Grammar:
@@ -63,11 +62,11 @@ class LlamaParser:
         try:
             name, arguments, end = call_parts(text, at, *_KEYS)
         except MalformedCallError as error:
-            return broken_object(text, at, error, _ROW, self.repair)
+            return broken_object(text, at, error, _ROW)
         return ToolCall(new_call_id(), name, arguments), end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
-        return scan(text, self._grammar, tools, repair=self.repair)
+        return scan(text, self._grammar, tools)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         return "; ".join(self._render_call(call) for call in calls)

@@ -93,7 +93,6 @@ KIMI_K2 = FormatMarkers(
 class MarkedParser:
     name: str
     marks: FormatMarkers
-    repair: bool = False
 
     @cached_property
     def _grammar(self) -> Grammar:
@@ -118,18 +117,12 @@ class MarkedParser:
         if text.startswith(marks.end, end):
             end += len(marks.end)
         elif end < len(text) and not text.startswith((marks.begin, marks.section_end), end):
-            raise MalformedCallError(
-                "text after the call's JSON",
-                name=name,
-                payload_at=head.end(),
-                bare=True,
-                ends_at=arguments.end,
-            )
+            raise MalformedCallError("text after the call's JSON", name=name, ends_at=arguments.end)
         call_id = head.groupdict().get("id") or new_call_id()
         return [ToolCall(call_id, name, text[arguments.start : arguments.end])], end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
-        return scan(text, self._grammar, tools, repair=self.repair)
+        return scan(text, self._grammar, tools)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
         marks = self.marks

@@ -39,7 +39,6 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 class MistralParser:
     name: str
     array: bool
-    repair: bool = False
 
     @cached_property
     def _grammar(self) -> Grammar:
@@ -77,13 +76,13 @@ class MistralParser:
         try:
             name, arguments, end = call_parts(text, at, "arguments")
         except MalformedCallError as error:
-            return broken_object(text, at, error, _ROW, self.repair)
+            return broken_object(text, at, error, _ROW)
         call_id = members_at(text, at)[0].get("id")
         has_id = call_id is not None and isinstance(call_id.value, str)
         return ToolCall(call_id.value if call_id and has_id else "", name, arguments), end
 
     def parse(self, text: str, tools: Sequence[JSONObject] = ()) -> ParsedText:
-        parsed = scan(text, self._grammar, tools, repair=self.repair)
+        parsed = scan(text, self._grammar, tools)
         return replace(parsed, tool_calls=tuple(map(_with_id, parsed.tool_calls)))
 
     def render(self, calls: Sequence[ToolCall]) -> str:

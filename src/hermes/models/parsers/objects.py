@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hermes.core import ToolCall
 from hermes.models.parsers.base import MalformedCallError, broken_call
-from hermes.models.parsers.json_scan import balanced_end, call_parts, repair_call
+from hermes.models.parsers.json_scan import balanced_end, call_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,10 @@ class CallSequence:
     """Text that is never part of a sequence, unless in a string: thinking, the mark of another sequence."""
 
 
-def broken_object(
-    text: str, at: int, error: MalformedCallError, row: CallSequence, repair: bool
-) -> tuple[ToolCall, int]:
+def broken_object(text: str, at: int, error: MalformedCallError, row: CallSequence) -> tuple[ToolCall, int]:
     """The malformed call object at `at`, and where it ends."""
     end = _extent(text, at, error, row)
-    raw = text[at:end]
-    # One that was cut off is not repaired: half an argument can be worse than none.
-    if (
-        repair
-        and error.payload_at is not None
-        and raw.rstrip().endswith("}")
-        and (call := repair_call(raw, error))
-    ):
-        return call, end
-    return broken_call(raw, error), end
+    return broken_call(text[at:end], error), end
 
 
 def _extent(text: str, at: int, error: MalformedCallError, row: CallSequence) -> int:

@@ -1,7 +1,7 @@
 """Parses an answer in one pass: thinking, calls, framing and text, in their order.
 
 A format defines how its calls begin and are read (`Grammar`). What the formats share is here: thinking, the
-extent of a malformed call, the remaining content, and repair.
+extent of a malformed call and the remaining content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hermes.models.parsers.base import (
     ParsedText,
     broken_call,
 )
-from hermes.models.parsers.json_scan import repair_call, skip_space
+from hermes.models.parsers.json_scan import skip_space
 
 NEVER = "(?!)"
 """The pattern that matches nothing."""
@@ -62,19 +62,16 @@ class Grammar:
         return f"(?P<call>{self.opener})|(?P<think>{opens})|(?P<unthink>{closes})"
 
 
-def scan(
-    text: str, grammar: Grammar, tools: Sequence[JSONObject] = (), *, repair: bool = False
-) -> ParsedText:
+def scan(text: str, grammar: Grammar, tools: Sequence[JSONObject] = ()) -> ParsedText:
     """Parses an answer by `grammar`."""
-    return _Scan(text, grammar, tools, repair).run()
+    return _Scan(text, grammar, tools).run()
 
 
 class _Scan:
-    def __init__(self, text: str, grammar: Grammar, tools: Sequence[JSONObject], repair: bool) -> None:
+    def __init__(self, text: str, grammar: Grammar, tools: Sequence[JSONObject]) -> None:
         self.text = text
         self.grammar = grammar
         self.tools = tools
-        self.repair = repair
         self.content: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -121,30 +118,21 @@ class _Scan:
         except NotACallError:
             return match.end() + 1
         except MalformedCallError as error:
-            calls, end = self._broken(match, error)
+            end = self._extent(match, error)
+            calls = [broken_call(self.text[match.start() : end], error)]
         self.calls += calls
         return self._cut(match.start(), end)
 
-    def _broken(self, match: re.Match[str], error: MalformedCallError) -> tuple[list[ToolCall], int]:
-        inner_end, end = self._extent(match, error)
-        if self.repair and error.payload_at is not None:
-            payload = self.text[error.payload_at : inner_end]
-            # A call that was cut off is not repaired: half an argument can be worse than none.
-            finished = end > inner_end if self.grammar.closer else payload.rstrip().endswith("}")
-            if finished and (call := repair_call(payload, error)):
-                return [call], end
-        return [broken_call(self.text[match.start() : end], error)], end
-
-    def _extent(self, match: re.Match[str], error: MalformedCallError) -> tuple[int, int]:
-        """Where a malformed call's inside ends, and where it ends with its closer."""
+    def _extent(self, match: re.Match[str], error: MalformedCallError) -> int:
+        """Where a malformed call ends, with its closer."""
         at = error.ends_at or match.end()
         while mark := self.grammar.boundary.search(self.text, at):
             if mark.lastgroup == "closer":
-                return mark.start(), mark.end()
+                return mark.end()
             if self._ends(mark, error):
-                return mark.start(), mark.start()
+                return mark.start()
             at = mark.end()
-        return len(self.text), len(self.text)
+        return len(self.text)
 
     def _ends(self, mark: re.Match[str], error: MalformedCallError) -> bool:
         """True if a mark inside a malformed call ends that call."""
