@@ -29,8 +29,7 @@ from hermes.disk.files import atomic_write, ensure_dir
 from hermes.quickstart import recipe as calculator
 from hermes.quickstart.evaluate import evaluate
 from hermes.quickstart.feedback.stages import StartPolicy
-from hermes.quickstart.generate import generate
-from hermes.quickstart.warm_start import export_right, warm_start
+from hermes.quickstart.generate import export_right, generate, warm_start
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.serving.fetch import fetch_json

@@ -13,8 +13,8 @@ from hermes.disk.files import atomic_write
 from hermes.quickstart.feedback import rule
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
 from hermes.quickstart.feedback.stages import FeedbackStages, RatedFiles
+from hermes.quickstart.generate import step_reporter
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.warm_start import step_reporter
 from hermes.rl.run import read_metrics
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hermes.engine.attention.kv_cache import KvPool
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.load import wrap_model
 from hermes.engine.sampling.prefill import PrefillLimits

@@ -13,8 +13,7 @@ from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.lora.adapter import optim_step
 from hermes.engine.lora.adapter_table import FIELDS, AdapterRows, AdapterTable, PolicySlots, row_tiles
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import RANK_MULTIPLE
+from hermes.engine.lora.weights import RANK_MULTIPLE, Policy
 from hermes.engine.types import AdamParams, EngineUserError
 from tests.engine.layer_parts import CPU, made
 from tests.engine.sampling_parts import BASE, Bench, policies

@@ -13,7 +13,7 @@ import pytest
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.memory import CHECK_S, GROWTH_BYTES, FreedMemory, process_memory
 from tests.engine.tiny import tiny_model
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.sampling.runner import SampledTokens, SampleFuture, TorchRunner
 from hermes.engine.types import EngineCapacityError, EngineUserError, SampleResult

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hermes.engine.attention.kv_cache import KvPool
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.sampling.logits import SamplingTensors, sample_tokens
 from hermes.engine.types import NotFiniteError
 from tests.engine.sampling_parts import Bench, prompt

@@ -17,7 +17,7 @@ import hermes
 from hermes.errors import HermesError, UsageError
 from hermes.models.local.bundled import locate_gguf, model_folder, prepare, read_manifest
 from hermes.models.local.chat import LocalChat
-from hermes.models.local.gguf_convert import convert
+from hermes.models.local.gguf import convert
 from tests.conftest import CONVERT
 
 SOURCES = str(Path(hermes.__file__).parent.parent)

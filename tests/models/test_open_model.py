@@ -7,9 +7,9 @@ import pytest
 from hermes.config.load import Config, load
 from hermes.errors import ConfigError, LimitError, UsageError
 from hermes.models.budget import Budget
-from hermes.models.open import open_completions, open_model
-from tests.fakes.provider import FakeProvider, text, tokens
-from tests.models.clients import asking, limited_to
+from hermes.models.open import open_model
+from tests.fakes.provider import FakeProvider, text
+from tests.models.clients import asking
 
 
 def config_in(home: Path, yaml: str = "", **environ: str) -> Config:
@@ -60,23 +60,12 @@ async def test_the_budget_given_at_opening_is_enforced(tmp_path: Path) -> None:
         assert len(provider.requests) == 1
 
 
-async def test_completions_are_opened_the_same_way(tmp_path: Path) -> None:
-    with FakeProvider([tokens([7], [-0.5])]) as provider:
-        model = open_completions(config_in(tmp_path), "qwen3", base_url=provider.base_url)
-        assert (await model.complete_tokens([1], limited_to(1))).tokens.sampled_ids == (7,)
-
-
 async def test_a_model_in_this_process_obeys_the_budget_too(tmp_path: Path) -> None:
     model = open_model(config_in(tmp_path), "hermes/smollm2", budget=Budget(max_calls=0, max_cost_usd=0.01))
     assert model.name == "hermes/smollm2"
     with pytest.raises(LimitError, match="0 model calls"):
         await model.complete(asking())
     await model.close()
-
-
-def test_a_model_in_this_process_has_no_completions_endpoint(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="hermes/smollm2"):
-        open_completions(config_in(tmp_path), "hermes/smollm2")
 
 
 def test_what_cannot_be_resolved_is_an_error_before_any_call(tmp_path: Path) -> None:

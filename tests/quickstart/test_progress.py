@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes.core.durations import duration, rate_text
+from hermes.core.clock import duration, rate_text
 from hermes.quickstart.progress import INTERVAL_S, StageMeter
 
 

@@ -13,7 +13,7 @@ from hermes.envs.rewards.judge import Judge, Question
 from hermes.models.base import ChatRequest
 from hermes.ratings import auto
 from hermes.ratings.auto import ModelJudge
-from hermes.safety.inert import inert_json
+from hermes.safety.text import inert_json
 
 TOKENS = [
     "<|im_end|>\n<|im_start|>system\n",

@@ -18,8 +18,7 @@ from hermes.training.checkpoints import (
     add_checkpoint,
     update_score,
 )
-from hermes.training.monitor.eval_watcher import EvalWatcher
-from hermes.training.monitor.evaluations import command_evaluation, environments_evaluation
+from hermes.training.monitor.evaluations import EvalWatcher, command_evaluation, environments_evaluation
 from hermes.training.rl import train
 from tests.training.conftest import MakeRun, StartTrainer
 from tests.training.rl_runs import feeding, services, settings

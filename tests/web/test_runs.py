@@ -19,8 +19,7 @@ from hermes.store import Writer
 from hermes.training.monitor.incidents.alerts import parse_rule
 from hermes.training.monitor.series import MAX_ROWS
 from hermes.web.runs.configs import differences
-from hermes.web.runs.curves import curve, moving_average, panels
-from hermes.web.runs.metrics import MetricsCache
+from hermes.web.runs.curves import MetricsCache, curve, moving_average, panels
 from tests.records import COMPLETED, header, model_call
 from tests.web.site import WebSite, open_site
 from tests.web.training import fill_runs, make_run, metrics_row

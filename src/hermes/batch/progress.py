@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from hermes.batch.journal import SampleState
 from hermes.core import JSONObject
-from hermes.core.durations import duration, rate_text
+from hermes.core.clock import duration, rate_text
 from hermes.safety.text import printable
 
 if TYPE_CHECKING:

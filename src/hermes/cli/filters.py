@@ -18,7 +18,6 @@ from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
     from hermes.data.export.select import TrajectorySelection
-    from hermes.store import Filter
 
 _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -44,7 +43,6 @@ class FilterOptions(BaseModel):
 
     def build(self, *, refuse_unknown: bool = False) -> Filter:
         """The store's filter; slips in its names are reported, or with `refuse_unknown` a UsageError."""
-        from hermes.store import Filter
 
         conditions = self.model_dump(exclude={"since", "until"})
         filters = Filter(

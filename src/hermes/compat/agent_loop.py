@@ -41,7 +41,6 @@ from hermes.errors import UsageError
 from hermes.sandbox.base import end_processes
 
 if TYPE_CHECKING:
-    from hermes.envs.agent.env import HermesAgentBaseEnv
     from hermes.envs.agent.result import AgentResult
     from hermes.tools.base import Workbench
 

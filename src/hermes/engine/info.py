@@ -1,11 +1,30 @@
-"""The engine's options, and the information it reports about itself."""
+"""The options of an engine, what it reports about itself, and the interface that the servers need of it.
+
+An engine is in this process (`Engine`, which describes the methods), or several are behind a front. Nothing
+here imports torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol
 
-from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig, NotFiniteError
+from hermes.engine.spec import ModelSpec
+from hermes.engine.types import (
+    AdamParams,
+    Datum,
+    EngineCapacityError,
+    EngineUserError,
+    LoraConfig,
+    Loss,
+    NotFiniteError,
+    SampleRequest,
+    SampleResult,
+    TrainOutput,
+)
 from hermes.errors import HermesError, HostError
 
 
@@ -123,3 +142,44 @@ def decode_error(encoded: SentError) -> HermesError:
     if name == NotFiniteError.__name__:
         return NotFiniteError()
     return _ERRORS.get(name, HermesError)(message, hint)
+
+
+class EngineInterface(Protocol):
+    spec: ModelSpec
+    tokenizer_dir: str
+
+    def close(self) -> None: ...
+
+    def create_adapter(self, config: LoraConfig) -> Future[str]: ...
+
+    def drop_adapter(self, adapter_id: str) -> None: ...
+
+    def forward_backward(
+        self, adapter_id: str, data: Sequence[Datum], loss: Loss, forward_only: bool = False
+    ) -> Future[TrainOutput]: ...
+
+    def optim_step(self, adapter_id: str, params: AdamParams) -> Future[dict[str, float]]: ...
+
+    def snapshot(self, adapter_id: str) -> Future[str]: ...
+
+    def save(self, adapter_id: str, folder: Path, optimizer: bool) -> Future[int]: ...
+
+    def load(self, adapter_id: str, folder: Path, optimizer: bool) -> Future[None]: ...
+
+    def export(self, policy_id: str, folder: Path) -> Future[int]: ...
+
+    def load_policy(self, folder: Path) -> Future[str]: ...
+
+    def drop_policy(self, policy_id: str) -> None: ...
+
+    def adapter(self, adapter_id: str) -> AdapterInfo: ...
+
+    def policy(self, policy_id: str) -> PolicyInfo: ...
+
+    def policies(self) -> tuple[PolicyInfo, ...]: ...
+
+    def sample(self, policy_id: str | None, request: SampleRequest) -> Future[SampleResult]: ...
+
+    def cancel(self, future: Future[SampleResult]) -> None: ...
+
+    def stats(self) -> EngineStats: ...

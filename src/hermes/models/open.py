@@ -16,8 +16,6 @@ from hermes.models.usage import estimate_prompt, price_of
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.config.settings import PriceSettings
-    from hermes.models.base import ChatModel
-    from hermes.models.tokens.completions import CompletionModel
 
 
 def open_model(
@@ -48,23 +46,6 @@ def open_model(
     from hermes.models.remote.openai_chat import OpenAIChat
 
     return OpenAIChat(target, price_of(settings, target.name), budget)
-
-
-def open_completions(
-    config: Config, model: str | None = None, base_url: str | None = None, budget: Budget | None = None
-) -> CompletionModel:
-    """The same for token-level completions, which only remote endpoints offer."""
-    from hermes.config.providers import resolve_model
-    from hermes.models.tokens.completions import CompletionModel
-
-    settings = config.settings
-    target = resolve_model(settings, config.environ, model or settings.model, base_url)
-    if target.is_local:
-        raise UsageError(
-            f"{target.name} runs in this process and has no completions endpoint.",
-            "Name a served model, such as vllm/NAME, or give --base-url.",
-        )
-    return CompletionModel(target, price_of(settings, target.name), budget)
 
 
 class MeteredChat(ChatModel):

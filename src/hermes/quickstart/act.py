@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic
 
 from hermes.config.paths import home
-from hermes.core.durations import duration
+from hermes.core.clock import duration
 from hermes.core.names import unused_name
 from hermes.disk.files import ensure_dir
 from hermes.engine.server.options import EngineServeOptions

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple, Protocol, TypeVar
 
-from hermes.core.durations import duration
+from hermes.core.clock import duration
 from hermes.errors import HermesError
 from hermes.serving.fetch import fetch
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hermes.batch.journal import SampleState
 from hermes.batch.progress import BatchProgress
 from hermes.core import JSONObject
-from hermes.core.durations import duration, rate_text
+from hermes.core.clock import duration, rate_text
 from hermes.training.session import ProgressCallback
 
 INTERVAL_S = 5.0

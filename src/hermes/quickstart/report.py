@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hermes.core import JSONObject
-from hermes.core.durations import duration
+from hermes.core.clock import duration
 from hermes.core.stats import Interval
 from hermes.disk.files import atomic_write
 from hermes.quickstart import chart

@@ -21,10 +21,9 @@ from hermes.core.stats import Z_95, Interval, wilson
 from hermes.errors import HermesError
 from hermes.quickstart.act import LOCAL, MODEL, Act, ActOptions, open_act
 from hermes.quickstart.evaluate import evaluate, tokenizer
-from hermes.quickstart.generate import generate
+from hermes.quickstart.generate import export_right, generate, warm_start
 from hermes.quickstart.recipe import ENVIRONMENT, QuickstartRecipe
 from hermes.quickstart.report import Point, QuickstartOutcome
-from hermes.quickstart.warm_start import export_right, warm_start
 from hermes.rl.config.resolve import find_selection, resolve
 from hermes.rl.results import evaluations, saved_checkpoints, step_rows
 from hermes.rl.run import RlRun, RunState

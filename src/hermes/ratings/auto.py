@@ -24,7 +24,7 @@ from hermes.data.export.select import LeftOut, TrajectorySelection, select
 from hermes.data.preference.verdicts import last_turn, turn_end
 from hermes.errors import ProviderError, UsageError
 from hermes.models.base import ChatRequest
-from hermes.safety.inert import inert_json
+from hermes.safety.text import inert_json
 from hermes.store import Reader, Writer
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from hermes.rl.service import service_of
 from hermes.rl.start import current_status, start
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_options, engine_process
-from hermes.training.monitor.eval_watcher import EVAL_SCORES
+from hermes.training.monitor.evaluations import EVAL_SCORES
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

@@ -1,9 +1,8 @@
 """The ten tools with which an agent trains a model, with the names, arguments and results of hermes-agent.
 
 Every result is JSON text; a failure has `error` and, if there is one, `fix`. A result is read from disk when
-the tool is called. The agent cannot load an environment that it wrote itself,
-unlock fields, raise its budget (see `rl.budget`), or check a healthy run more often than every 30 minutes,
-which would only spend turns.
+the tool is called. The agent cannot load an environment that it wrote itself, unlock fields, raise its budget
+(see `rl.budget`), or check a healthy run more often than every 30 minutes, which would only spend turns.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from hermes.tools.workspace import permit_path
 if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.config.settings import Settings
-    from hermes.tools.base import Workbench
 
 TOOLSET = "rl"
 ToolHandler = Callable[["Config", JSONObject, str], JSONObject]

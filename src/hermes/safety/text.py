@@ -4,11 +4,19 @@
 displayed text or fail to encode: newline and tab are the only control characters left. It does not judge the
 content. It drops terminal sequences with what they contain, so it is not for what a person decides about:
 that is `safety.exact`.
+
+`inert_json` is for a model that is shown the text of others as data. Many servers turn the text of a control
+token (`<|im_end|>`, `</s>`, `[INST]`) into the token itself, wherever it stands, so that a graded answer
+could end its own message and begin one of the system. `inert_json` spells no such token. It does not keep a
+model from believing what the text says.
 """
 
 from __future__ import annotations
 
+import json
 import re
+
+from hermes.core import JSON
 
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
@@ -64,3 +72,17 @@ def clip(text: str, max_chars: int) -> str:
 
 def _left_out(chars: int) -> str:
     return f" … [{chars} characters left out] … "
+
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_CONTROL_START = re.compile(r"[<\ud800-\udfff\u2581\uff5c]|\[(?=/?[A-Za-z_]{2,40}\])")
+"""What control tokens begin with or contain, and halves of surrogate pairs, which cannot be sent."""
+
+
+def inert_json(data: JSON) -> str:
+    """JSON that parses to this data, without the text of a control token."""
+    return _STRING.sub(_spell, json.dumps(data, ensure_ascii=False))
+
+
+def _spell(string: re.Match[str]) -> str:
+    return _CONTROL_START.sub(lambda match: f"\\u{ord(match[0]):04x}", string[0])

@@ -170,7 +170,7 @@ def train_rl(
     from hermes.config.providers import trajectory_api_url
     from hermes.serving.trajectory_api import DEFAULT_URL
     from hermes.training.data.batch import BatchConfig
-    from hermes.training.monitor.eval_watcher import EvalWatcher
+    from hermes.training.monitor.evaluations import EvalWatcher
     from hermes.training.rl import RlTrainerConfig, RunServices, train
 
     config, run = launch.config, launch.run

@@ -34,7 +34,7 @@ from hermes.training.data.api import (
 from hermes.training.data.batch import BatchConfig, TrainBatch, prepare, with_penalty
 from hermes.training.distill import Teacher, add_teacher_logprobs
 from hermes.training.monitor.batch_guard import BatchGuard
-from hermes.training.monitor.eval_watcher import EVAL_SCORES, EvalWatcher
+from hermes.training.monitor.evaluations import EVAL_SCORES, EvalWatcher
 from hermes.training.monitor.overoptimisation import OVEROPTIMISED, OveroptimisationGuard, read_rows
 from hermes.training.monitor.rollout_table import COLUMNS, ROLLOUTS, RolloutTable
 from hermes.training.monitor.sinks import Sinks

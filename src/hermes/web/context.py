@@ -24,7 +24,7 @@ from hermes.web.jobs import Jobs
 from hermes.web.live import LiveStreams
 from hermes.web.rating.leases import ItemLeases
 from hermes.web.rating.yields import YieldCounter
-from hermes.web.runs.metrics import MetricsCache
+from hermes.web.runs.curves import MetricsCache
 
 if TYPE_CHECKING:
     from hermes.config.load import Config

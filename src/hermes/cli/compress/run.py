@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -20,7 +19,7 @@ from hermes.cli.terminal.waiting import can_redraw, waiting
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import JSONObject
-from hermes.core.durations import duration, rate_text
+from hermes.core.clock import duration, rate_text
 from hermes.data import where
 from hermes.data.compress.counting.tokenizer import find_tokenizer
 from hermes.data.compress.counting.tokens import TokenizerSpec
@@ -41,9 +40,6 @@ from hermes.rl.weights.open import open_named
 from hermes.safety.redact import Redactor
 from hermes.safety.text import printable
 from hermes.store import Filter, Reader, Writer
-
-if TYPE_CHECKING:
-    from hermes.data.compress.run.job import CompressResult
 
 _STORED_ROW_BYTES = 50_000
 """A guess, to decide whether worker processes pay."""

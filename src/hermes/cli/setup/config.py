@@ -158,7 +158,6 @@ def set_(key: str, value: str | None) -> None:
     from hermes.config import paths
     from hermes.config.edit import is_variable, set_value
     from hermes.config.schema import read_value, require_path
-    from hermes.errors import UsageError
 
     if value is None and not is_variable(key):
         raise UsageError(f"no value for {key}", f"hermes config set {key} VALUE")
@@ -229,7 +228,6 @@ def edit() -> None:
 
 
 def _read_secret(name: str) -> str:
-    from hermes.errors import UsageError
 
     if sys.stdin.isatty():
         return str(click.prompt(name, hide_input=True))

@@ -7,12 +7,9 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hermes.envs.tokenise import tokenize_for_trainer
-
-if TYPE_CHECKING:
-    pass
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

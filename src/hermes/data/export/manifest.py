@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hermes import __version__
 from hermes.core import JSONObject, clock, parse_object
-from hermes.data.export.sink import file_digest
 from hermes.disk import appendlog
 from hermes.disk.files import replacing
 from hermes.errors import UsageError
@@ -82,18 +81,6 @@ def delete_export(output: Path) -> list[Path]:
     for file in deleted:
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     return deleted
-
-
-def mismatches(path: Path) -> list[str]:
-    """Files of the manifest that are missing or do not have its hash."""
-    wrong = []
-    for entry in read(path)["files"]:
-        file = path.parent / entry["name"]
-        if file.is_file() and file_digest(file) != entry["sha256"]:
-            wrong.append(f"{entry['name']} has changed")
-        elif not file.exists():
-            wrong.append(f"{entry['name']} is missing")
-    return wrong
 
 
 _NAME = "exports.jsonl"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hermes.engine.checkpoints.files import replace_folder
+from hermes.engine.checkpoints.store import replace_folder
 from hermes.engine.lora.weights import LoraWeights
 from hermes.engine.spec import ModelSpec
 from hermes.engine.types import EngineUserError, LoraConfig

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraGroup, LoraWeights
+from hermes.engine.lora.weights import LoraGroup, LoraWeights, Policy
 from hermes.engine.spec import ModelSpec, Site
 from hermes.engine.types import Ints
 

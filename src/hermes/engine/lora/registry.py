@@ -10,8 +10,7 @@ import torch
 
 from hermes.engine.info import PolicyInfo
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.lora.weights import LoraWeights, Policy
 from hermes.engine.types import EngineCapacityError, EngineUserError, LoraConfig
 
 

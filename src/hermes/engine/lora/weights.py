@@ -3,6 +3,9 @@
 `LoraWeights` applies to every token; `LoraSpans` has different weights for contiguous spans of tokens, so
 that one forward pass serves several adapters. Both are `LoraView`s, the interface that a backbone uses.
 Linears with the same input share one matrix product with their stacked A matrices.
+
+A `Policy` is the base model, or one frozen version of an adapter. Between processes an adapter's weights are
+numpy arrays.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.spec import Site
+from hermes.engine.types import Floats
 
 RANK_MULTIPLE = 16
 """Ranks that a GPU multiplies without a remainder."""
@@ -171,3 +175,43 @@ def merge_delta(base: Tensor, group: LoraGroup, outputs: tuple[int, ...]) -> Ten
         if part is not None:
             member.addmm_(part.b.float(), group.a[rows].float(), alpha=part.scale)
     return merged.to(base.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Policy:
+    """Weights to sample from, which never change."""
+
+    id: str | None
+    """None: the base model."""
+    weights: LoraWeights | None
+    """fp32; None for the base model."""
+    applied: LoraWeights | None
+    """The same weights in the dtype of the base model."""
+
+
+WeightArrays = dict[Site, tuple[Floats, tuple[tuple[Floats, float] | None, ...]]]
+"""`LoraWeights` as numpy arrays."""
+
+
+def encode_weights(weights: LoraWeights) -> WeightArrays:
+    return {
+        site: (
+            group.a.cpu().numpy(),
+            tuple(None if part is None else (part.b.cpu().numpy(), part.scale) for part in group.parts),
+        )
+        for site, group in weights.groups.items()
+    }
+
+
+def decode_weights(arrays: WeightArrays) -> LoraWeights:
+    return LoraWeights(
+        {
+            site: LoraGroup(
+                torch.from_numpy(a),
+                tuple(
+                    None if part is None else LoraPart(torch.from_numpy(part[0]), part[1]) for part in parts
+                ),
+            )
+            for site, (a, parts) in arrays.items()
+        }
+    )

@@ -1,16 +1,16 @@
 """An engine of several worker processes, with the interface of one.
 
-The front owns everything that lasts: adapters with their gradients and optimizers, and policies. Workers
-own copies. A training call is split into parts (`split`); each worker computes the gradient of its parts at
-the parameters that the front sends, and the front sums them in the order of the parts once all have
-arrived. So a worker may die at any moment: its parts are computed again, by another worker or by itself
-when it is back, from the state before the call, and nothing is added twice. A policy is on every worker
-before the call that made it is answered. An adapter is on every worker while all of them fit there; with
-more, on some of the workers only.
+The front owns everything that lasts: adapters with their gradients and optimizers, and policies. Workers own
+copies. A training call is split into parts (`split`); each worker computes the gradient of its parts at the
+parameters that the front sends, and the front sums them in the order of the parts once all have arrived. So a
+worker may die at any moment: its parts are computed again, by another worker or by itself when it is back,
+from the state before the call, and nothing is added twice. A policy is on every worker before the call that
+made it is answered. An adapter is on every worker while all of them fit there; with more, on some of the
+workers only.
 
 With the same number of parts, one worker and N workers give the same update; on a CPU in float32 it has the
-same bits if every worker has as many threads. Adapters are in this process's memory and their optimizer
-runs on its CPU.
+same bits if every worker has as many threads. Adapters are in this process's memory and their optimizer runs
+on its CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hermes.engine.engine import PolicyShelf
 from hermes.engine.info import AdapterInfo, EngineOptions, EngineStats, ParametersNeededError
 from hermes.engine.lora.adapter import Adapter, optim_step
 from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_bytes
-from hermes.engine.lora.weight_arrays import encode_weights
+from hermes.engine.lora.weights import encode_weights
 from hermes.engine.replicas.client import WorkerClient, WorkerLostError
 from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
 from hermes.engine.replicas.sampling import SampleRouter

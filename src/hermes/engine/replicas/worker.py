@@ -27,7 +27,7 @@ from hermes.safety.output.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from hermes.engine.engine import Engine
-    from hermes.engine.lora.weight_arrays import WeightArrays
+    from hermes.engine.lora.weights import WeightArrays
     from hermes.engine.replicas.process import Call, Reply
     from hermes.engine.types import Datum, Floats, LoraConfig, Loss, SampleRequest
 
@@ -122,7 +122,7 @@ class _EngineWorker:
         self._reply(number, None)
 
     def _on_add_policy(self, number: int, policy_id: str, arrays: WeightArrays, config: LoraConfig) -> None:
-        from hermes.engine.lora.weight_arrays import decode_weights
+        from hermes.engine.lora.weights import decode_weights
 
         self._policies[policy_id] = self._engine.add_policy(decode_weights(arrays), config).result()
         self._reply(number, None)

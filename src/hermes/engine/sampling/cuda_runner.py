@@ -26,7 +26,7 @@ from hermes.engine.kernels.attention import MAX_HEADS_PER_KV, attend_rows
 from hermes.engine.kernels.decode import copy_slots
 from hermes.engine.kernels.sample import sample_rows
 from hermes.engine.lora.adapter_table import DECODE_TILE_ROWS, AdapterRows, PolicySlots, row_tiles
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.products import lora_linear, wide_linear

@@ -2,9 +2,9 @@
 
 The oldest prompt has at least half of every step; shorter ones that came later share the rest, the shortest
 first, then the others in order of arrival. A step is bounded by its cost: a token far into a prompt attends
-to more positions, and on a CPU costs several times as much as one at the beginning. It is also bounded by
-its time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step:
-that is always computed as one chunk, so that the same requests one after the other give the same bits.
+to more positions, and on a CPU costs several times as much as one at the beginning. It is also bounded by its
+time, which is what counts on a busy machine, except for a prompt that is alone and fits into one step: that
+is always computed as one chunk, so that the same requests one after the other give the same bits.
 
 With `gather`, prompts wait for each other while sequences are running: the next step is due once as much time
 has passed as the last one took, or enough prompts wait to fill it. A GPU computes ten short prompts together
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.memory import capacity_error, is_out_of_memory
 from hermes.engine.sampling.admission import PrefillPrompt
 from hermes.engine.sampling.request import SampleJob

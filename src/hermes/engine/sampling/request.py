@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hermes.engine.attention.kv_cache import slot_size
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.sampling.logits import derive_seed
 from hermes.engine.sampling.prefix_cache import PrefixMatch
 from hermes.engine.sampling.prompt_logprobs import PromptScores

@@ -19,8 +19,7 @@ from torch import Tensor
 from hermes.engine.attention.base import Attend
 from hermes.engine.attention.kv_cache import KvPool, KvSlot
 from hermes.engine.attention.kv_decode import decode_attend, prefill_attend, shared_prefixes, slot_runs
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraSpans, LoraView
+from hermes.engine.lora.weights import LoraSpans, LoraView, Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.model.cpu_prepacked import lm_head_linear, prepack
 from hermes.engine.model.llama import LlamaBackbone

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.kv_cache import KvSlot
-from hermes.engine.lora.policy import Policy
+from hermes.engine.lora.weights import Policy
 from hermes.engine.memory import capacity_error, is_out_of_memory
 from hermes.engine.sampling.admission import Admission, PrefillPrompt
 from hermes.engine.sampling.prefill import Prefill, PrefillLimits

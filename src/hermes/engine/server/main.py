@@ -21,8 +21,7 @@ from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve
 
 if TYPE_CHECKING:
     from hermes.engine.checkpoints.store import CheckpointStore
-    from hermes.engine.info import EngineOptions
-    from hermes.engine.interface import EngineInterface
+    from hermes.engine.info import EngineInterface, EngineOptions
     from hermes.engine.server.options import EngineServeOptions
     from hermes.engine.server.state import EngineServerState
 

@@ -7,6 +7,11 @@ again when it is sampled. A key that is acquired refers to the same weights unti
 checkpoint is replaced or deleted. Of weights that are no checkpoint, or no longer one, only MAX_ON_DISK are
 kept so: a client that opens a sampler at every step would fill the disk. Older ones are dropped, and a
 request for them fails.
+
+Saving weights for sampling with user_metadata {"alias": NAME} makes the alias NAME refer to those weights.
+The change is immediate and holds for every protocol; requests in progress finish on the weights they started
+with. After a restart each alias refers to the newest of its checkpoints on disk. Weights without a checkpoint
+end with the process.
 """
 
 from __future__ import annotations
@@ -15,18 +20,20 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from hermes.engine.checkpoints.store import Checkpoint, CheckpointPath, CheckpointStore
+from hermes.engine.checkpoints.store import SAMPLER_WEIGHTS, Checkpoint, CheckpointPath, CheckpointStore
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.interface import EngineInterface
+    from hermes.engine.info import EngineInterface
+
 
 MAX_IN_MEMORY = 8
 MAX_ON_DISK = 32
@@ -274,3 +281,46 @@ class PolicyNames:
                 yield policy_id
         finally:
             self.policies.release(key)
+
+
+ALIAS_KEY = "alias"
+RUN_ALIAS_KEY = "policy"
+"""In the metadata of a run: an alias for all weights that it saves for sampling."""
+IMPORT_SESSION = "import"
+"""The session id of imported runs. LATEST_POLICY never refers to them."""
+_MAX_LENGTH = 200
+_RESERVED = re.compile(r"tinker://.*|.*:(train|sample):\d+")
+"""The forms of checkpoint paths, and of the ids of models and samplers."""
+
+
+def alias_in(names: PolicyNames, metadata: Mapping[str, str] | None, key: str = ALIAS_KEY) -> str | None:
+    """The alias that the metadata sets, if any. EngineUserError: it is not a valid alias."""
+    alias = (metadata or {}).get(key)
+    if alias is not None:
+        check_alias(names, alias)
+    return alias
+
+
+def check_alias(names: PolicyNames, alias: str) -> None:
+    """EngineUserError: it is not a valid alias."""
+    if alias in names.base_names:
+        raise EngineUserError(f"the alias cannot be '{alias}': that is the base model")
+    if not 0 < len(alias) <= _MAX_LENGTH or not alias.isprintable() or _RESERVED.fullmatch(alias):
+        raise EngineUserError(
+            f"'{alias[:_MAX_LENGTH]}' cannot be an alias",
+            f"use 1 to {_MAX_LENGTH} printable characters, not in the form of a checkpoint, model or sampler",
+        )
+
+
+def restore_aliases(names: PolicyNames, store: CheckpointStore) -> None:
+    """At start-up: every alias refers to the newest checkpoint that was saved for it."""
+    for checkpoint in reversed(store.checkpoints()):
+        run = store.run(checkpoint.path.run_id)
+        if checkpoint.path.kind != SAMPLER_WEIGHTS or run is None or run.base_model not in names.base_names:
+            continue
+        aliases = {(checkpoint.user_metadata or {}).get(ALIAS_KEY), run.user_metadata.get(RUN_ALIAS_KEY)}
+        if run.session_id != IMPORT_SESSION:
+            aliases.add(LATEST_POLICY)
+        for alias in aliases - {None, *names.base_names}:
+            assert alias is not None
+            names.set(alias, names.policies.checkpoint_key(checkpoint.path))

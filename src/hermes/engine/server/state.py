@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.engine.checkpoints.store import CheckpointStore
-from hermes.engine.server.aliases import restore_aliases
-from hermes.engine.server.policies import Policies, PolicyNames
+from hermes.engine.server.policies import Policies, PolicyNames, restore_aliases
 from hermes.engine.server.security import Signer
 from hermes.engine.server.tinker.futures import FutureStore
 from hermes.engine.server.tinker.sessions import Sessions
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.interface import EngineInterface
+    from hermes.engine.info import EngineInterface
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hermes.engine.attention.kv_cache import KvSlot
     from hermes.engine.attention.packing import Pack
-    from hermes.engine.lora.policy import Policy
+    from hermes.engine.lora.weights import Policy
     from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, TorchRunner
     from hermes.engine.tensor_parallel.backbone import ShardedLlama
     from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays
@@ -103,7 +103,7 @@ class _FollowerRank:
         commands: queue.SimpleQueue[bytes],
         peer: socket.socket,
     ) -> None:
-        from hermes.engine.lora.policy import Policy
+        from hermes.engine.lora.weights import Policy
 
         self._settings, self._backbone = settings, backbone
         self._commands, self._peer = commands, peer
@@ -141,8 +141,7 @@ class _FollowerRank:
         self._runner = open_runner(self._backbone, kv_tokens, max_batch, self._backbone.local_spec)
 
     def _on_add_policy(self, sent: PolicyArrays) -> None:
-        from hermes.engine.lora.policy import Policy
-        from hermes.engine.lora.weight_arrays import decode_weights
+        from hermes.engine.lora.weights import Policy, decode_weights
 
         weights = decode_weights(sent.arrays).to(self._backbone.device)
         self._policies[sent.id] = Policy(sent.id, weights, weights.cast(self._backbone.dtype))

@@ -25,8 +25,7 @@ import torch
 
 from hermes.engine.info import EngineOptions, decode_error
 from hermes.engine.local_process import LocalProcess
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weight_arrays import encode_weights
+from hermes.engine.lora.weights import Policy, encode_weights
 from hermes.engine.tensor_parallel.backbone import ShardedLlama, load_shard
 from hermes.engine.tensor_parallel.collectives import join_by_nccl, join_by_sockets
 from hermes.engine.tensor_parallel.messages import FollowerSettings, PolicyArrays, encode_command

@@ -16,8 +16,7 @@ from torch import Tensor
 from hermes.engine.attention.kv_cache import KvSlot
 from hermes.engine.attention.packing import Pack
 from hermes.engine.lora.adapter import Adapter
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weights import LoraWeights
+from hermes.engine.lora.weights import LoraWeights, Policy
 from hermes.engine.model.backbone import Backbone
 from hermes.engine.sampling.open_runner import open_runner
 from hermes.engine.sampling.runner import DecodeBatch, PrefillChunk, SampleFuture

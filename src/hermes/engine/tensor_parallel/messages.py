@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes.engine.lora.policy import Policy
-from hermes.engine.lora.weight_arrays import WeightArrays
+from hermes.engine.lora.weights import Policy, WeightArrays
 
 Command = tuple[str, tuple[Any, ...]]
 """The name of the call and its arguments."""

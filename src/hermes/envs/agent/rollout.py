@@ -41,13 +41,10 @@ from hermes.tools.result_budget import storable
 from hermes.tools.scratch import write_scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hermes.config.load import Config
     from hermes.envs.agent.config import HermesAgentEnvConfig
     from hermes.models.base import ChatModel
     from hermes.store import Writer
-    from hermes.tools.base import Tool, Workbench
 
 MAX_ATTEMPTS = 2
 """Attempts at one rollout. When it has failed, its whole group is retried by the runner."""

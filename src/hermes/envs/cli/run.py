@@ -178,7 +178,6 @@ def _classes_run_by(file: Path) -> set[str]:
 def has_evaluation(cls: type[BaseEnv]) -> bool:
     """Whether the author of the environment wrote an evaluation, or named held-out tasks for the agent's."""
     from hermes.envs.agent.env import HermesAgentBaseEnv
-    from hermes.envs.base import BaseEnv
 
     if cls.evaluate in (BaseEnv.evaluate, HermesAgentBaseEnv.evaluate):
         return issubclass(cls, HermesAgentBaseEnv) and cls.eval_items is not HermesAgentBaseEnv.eval_items

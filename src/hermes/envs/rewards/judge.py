@@ -1,6 +1,6 @@
 """A language model as judge, with cached verdicts and a defence against prompt injection.
 
-The response is sent to the judge as one JSON string without control tokens (`safety.inert`) between marks
+The response is sent to the judge as one JSON string without control tokens (`inert_json`) between marks
 that carry a fresh random number, and a verdict counts only under a key with that number, so text that
 imitates a verdict or the end of the response is just text. Sentences addressed to the judge are removed
 beforehand. That closes the known attacks; a judge can still be wrong, so where facts can be checked, check
@@ -29,7 +29,7 @@ from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.envs.rewards.text import words
 from hermes.errors import ProviderError
-from hermes.safety.inert import inert_json
+from hermes.safety.text import inert_json
 
 JudgeRequest = Callable[[str, str], Awaitable[str]]
 """System text and user text → the judge's reply. Raises ProviderError if the request fails."""

@@ -159,7 +159,7 @@ def _exclusive_lock(lock: Path, progress: Progress) -> Iterator[None]:
 
 
 def _convert_into(source: Path, folder: Path, progress: Progress) -> None:
-    from hermes.models.local.gguf_convert import convert
+    from hermes.models.local.gguf import convert
 
     for leftover in folder.parent.glob(f".{folder.name}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)  # of a killed process: this one holds the lock

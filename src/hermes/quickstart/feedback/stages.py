@@ -22,8 +22,8 @@ from hermes.quickstart.feedback.answers import (
     record_answers,
 )
 from hermes.quickstart.feedback.recipe import FeedbackRecipe
+from hermes.quickstart.generate import step_reporter
 from hermes.quickstart.progress import StageMeter
-from hermes.quickstart.warm_start import step_reporter
 from hermes.rl.supervise.process_group import ProcessGroup
 from hermes.training.session import ProgressCallback
 

@@ -2,24 +2,34 @@
 
 The adapter is copied from the engine's files, or downloaded from the service, and names its base model as
 transformers finds it on this machine. A merged model is complete: it needs neither the adapter nor the base
-model. Other weights at the target are never overwritten.
+model. Other weights at the target are never overwritten. A download goes through the public SDK: the service
+exports the weights, and they are fetched file by file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hermes.config.environment import without_stored
 from hermes.disk.drafts import draft_folder, sweep
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.rl.weights.source import ADAPTER_FILES, WeightsSource
+from hermes.serving.fetch import fetch_file
+
+if TYPE_CHECKING:
+    import tinker
+
+    from hermes.training.service.client import ServiceConnection
+
 
 _QUANTIZATION_KEY = "base_quantization"
 """Written by the engine (engine.lora.peft) into the metadata of the weights."""
@@ -141,8 +151,67 @@ def _check_same_weights(adapter: Path, target: Path) -> None:
 
 def _download(source: WeightsSource, target: Path) -> None:
     from hermes.rl.service import connect
-    from hermes.rl.weights.download import download
 
     if source.service is None:
         raise HermesError(f"the files of {source.path} are not on this machine", "they were removed")
     download(connect(source.home, source.service), source.path, target)
+
+
+_TIMEOUT_S = 600.0
+_CLOSE_TIMEOUT_S = 5.0
+_TRAINING = "weights"
+_EXPORT_TTL_S = 3600
+"""How long the service keeps the export: the shortest time it offers."""
+
+
+def download(connection: ServiceConnection, path: str, target: Path) -> None:
+    """Writes the adapter's files into the folder. `path`: tinker://RUN/KIND/NAME, or tinker://RUN."""
+    import tinker
+
+    from hermes.training.service.client import check_reachable
+
+    if connection.local:
+        check_reachable(connection.url)
+    try:
+        service = tinker.ServiceClient(base_url=connection.base_url, api_key=connection.key)
+        try:
+            rest = tinker.RestClient(base_url=connection.base_url, api_key=connection.key)
+            _export_and_fetch(service, rest, _training_path(rest, path), target)
+        finally:
+            with contextlib.suppress(tinker.TinkerError, TimeoutError):
+                service.close("success").result(timeout=_CLOSE_TIMEOUT_S)
+    except (tinker.TinkerError, OSError, ValueError) as error:
+        raise HermesError(
+            f"{path} cannot be fetched from {connection.url}: {error}",
+            "check TINKER_API_KEY and that it is up",
+        ) from error
+
+
+def _training_path(rest: tinker.RestClient, path: str) -> str:
+    """The checkpoint that training resumes from: a service exports no others."""
+    run_id, _, name = path.removeprefix("tinker://").partition("/")
+    kind, _, name = name.partition("/")
+    if kind == _TRAINING:
+        return path
+    saved = rest.list_checkpoints(run_id).result().checkpoints
+    paths = {checkpoint.tinker_path: checkpoint.time for checkpoint in saved}
+    names = [saved for saved in paths if f"/{_TRAINING}/" in saved]
+    if name:
+        names = [saved for saved in names if saved == f"tinker://{run_id}/{_TRAINING}/{name}"]
+    if not names:
+        raise HermesError(
+            f"the service has no checkpoint tinker://{run_id}/{_TRAINING}/{name or '…'} to export",
+            f"it has: {', '.join(sorted(paths)) or 'none of this run'}",
+        )
+    return max(names, key=lambda saved: paths[saved])
+
+
+def _export_and_fetch(
+    service: tinker.ServiceClient, rest: tinker.RestClient, weights_path: str, target: Path
+) -> None:
+    client = service.create_training_client_from_state(weights_path)
+    export = client.save_weights_external(f"export-{time.time_ns()}", ttl_seconds=_EXPORT_TTL_S)
+    files = rest.get_external_weights_urls(export.result().path).result().urls
+    target.mkdir(parents=True, exist_ok=True)
+    for name, address in files.items():
+        fetch_file(address, target / Path(name).name, _TIMEOUT_S)

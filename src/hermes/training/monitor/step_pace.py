@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from hermes.core.durations import duration
+from hermes.core.clock import duration
 
 _WINDOW_STEPS = 20
 

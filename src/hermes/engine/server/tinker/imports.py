@@ -27,8 +27,7 @@ from hermes.engine.checkpoints.store import (
     check_name,
 )
 from hermes.engine.lora.adapter_tar import ADAPTER_FILES, unpack
-from hermes.engine.server.aliases import IMPORT_SESSION, RUN_ALIAS_KEY, check_alias
-from hermes.engine.server.policies import LATEST_POLICY
+from hermes.engine.server.policies import IMPORT_SESSION, LATEST_POLICY, RUN_ALIAS_KEY, check_alias
 from hermes.engine.server.responses import RequestError, as_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.types import EngineUserError

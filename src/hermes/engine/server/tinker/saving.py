@@ -24,8 +24,7 @@ from hermes.engine.checkpoints.store import (
     CheckpointPath,
     check_ttl,
 )
-from hermes.engine.server.aliases import alias_in
-from hermes.engine.server.policies import LATEST_POLICY, policy_key
+from hermes.engine.server.policies import LATEST_POLICY, alias_in, policy_key
 from hermes.engine.server.responses import read_body
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema

@@ -24,7 +24,7 @@ from hermes.engine.server.tinker.schema import CreateSession
 from hermes.engine.types import EngineUserError
 
 if TYPE_CHECKING:
-    from hermes.engine.interface import EngineInterface
+    from hermes.engine.info import EngineInterface
 
 SAMPLES_TIMEOUT_S = 30.0
 """Silence after which samples are cancelled. A live SDK sends a heartbeat every ten seconds."""

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hermes.engine.checkpoints.store import WEIGHTS, CheckpointPath, TrainingRun
-from hermes.engine.server.aliases import RUN_ALIAS_KEY, alias_in
+from hermes.engine.server.policies import RUN_ALIAS_KEY, alias_in
 from hermes.engine.server.responses import as_json, read_body, read_json, validate_json
 from hermes.engine.server.state import EngineServerState
 from hermes.engine.server.tinker import schema
