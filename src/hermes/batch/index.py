@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
 from hermes.batch.journal import SampleEntry, SampleState, read_segment
@@ -67,9 +66,7 @@ class JournalIndex:
         }
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for file in self._open.values():
             file.close()
 

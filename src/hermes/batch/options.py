@@ -8,9 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from hermes.config.option import option
+from hermes.config.option import Options, option
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +24,8 @@ _SETTINGS = {
 }
 
 
-class RunFolder(BaseModel):
+class RunFolder(Options):
     """Where the runs of a batch are."""
-
-    model_config = ConfigDict(frozen=True)
 
     output_dir: Path = option(Path("data"), "Folder that has the runs.")
 

@@ -6,16 +6,13 @@ import sys
 from pathlib import Path
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import stored_variables
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 
-class ApiOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class ApiOptions(Options):
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "0: any free port.", ge=0, le=65535)
     state_dir: Path | None = option(

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import CommandGroup, DeviceChoice, RenamedOption, json_option, stored_variables
 from hermes.cli.terminal.progress import ProgressLines
 from hermes.cli.terminal.waiting import Waiting, waiting
-from hermes.config.option import option
+from hermes.config.option import Options, option
 from hermes.engine.server.options import EngineServeOptions, ModelOptions
 
 _url_option = click.option(
@@ -100,9 +99,7 @@ def serve(options: EngineServeOptions) -> None:
     report_stop("engine serve")
 
 
-class FleetServeOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class FleetServeOptions(Options):
     servers: tuple[str, ...] = option(
         ..., "A vLLM or SGLang server; repeatable.", "--base-url", metavar="URL"
     )

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import click
-from pydantic import BaseModel, ConfigDict
 
-from hermes.config.option import option
+from hermes.config.option import Options, option
 from hermes.config.paths import db_path, home
 from hermes.core import Source, StopReason
 from hermes.core.names import did_you_mean, nearest
@@ -23,9 +22,7 @@ _AGE = re.compile(r"(\d+)([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
-class FilterOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class FilterOptions(Options):
     model: str | None = option(None, "Model, as provider/name.")
     agent: str | None = option(None, "Whose session it is: claude-code, codex, opencode, pi …")
     tool: str | None = option(None, "A tool that was called.")

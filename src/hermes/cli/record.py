@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import stored_variables
-from hermes.config.option import option
+from hermes.config.option import Options, option
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,10 +27,8 @@ _TERMS = (
 )
 
 
-class UpstreamOptions(BaseModel):
+class UpstreamOptions(Options):
     """Which provider answers."""
-
-    model_config = ConfigDict(frozen=True)
 
     model: str | None = option(
         None,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 PathKind = Literal["file", "existing", "folder", "any"]
@@ -33,6 +33,12 @@ class Flag:
     argument: bool = False
     """It is positional."""
     hidden: bool = False
+
+
+class Options(BaseModel):
+    """A command's options; they do not change."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 def option(

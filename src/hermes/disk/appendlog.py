@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from hermes.disk.filelock import lock_descriptor, unlock_descriptor
@@ -58,9 +57,7 @@ class AppendLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

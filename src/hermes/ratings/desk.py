@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
-from types import TracebackType
 
 from hermes.core import RaterSource, Rating, RatingKind, canonical_json, clock, content_hash, new_id
 from hermes.core.rating import PAIRWISE_KINDS, RatingDraft
@@ -47,9 +46,7 @@ class RatingDesk:
     def __enter__(self) -> RatingDesk:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def record(self, draft: RatingDraft) -> Rating:

@@ -20,7 +20,7 @@ from hermes.core import JSONObject, ToolErrorKind, content_hash
 from hermes.disk.files import atomic_write
 from hermes.errors import HermesError, ToolError, UsageError
 from hermes.rl import tool_handlers
-from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.base import Tool, ToolOutput, Workbench, object_schema
 from hermes.tools.workspace import permit_path
 
 if TYPE_CHECKING:
@@ -66,12 +66,7 @@ def _tool(
         name=name,
         toolset=TOOLSET,
         description=description,
-        parameters={
-            "type": "object",
-            "properties": properties or {},
-            "required": list(required),
-            "additionalProperties": False,
-        },
+        parameters=object_schema(*required, **(properties or {})),
         handler=handler,
         unavailable=_unavailable,
         timeout_s=timeout_s,

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 
 from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step, clock
 from hermes.errors import StoreError
@@ -136,9 +135,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _submit(self, operation: Operation) -> Future[None]:

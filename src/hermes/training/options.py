@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
-from hermes.config.option import option, split_each, split_words
+from hermes.config.option import Options, option, split_each, split_words
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.training.data.advantages import Baseline
 from hermes.training.preference.losses import DpoLoss
@@ -46,10 +46,8 @@ def size_defaults(model: str) -> SizeDefaults:
     return SizeDefaults(rate, 9000, 2500, 16, 128, small=False)
 
 
-class PolicyFields(BaseModel):
+class PolicyFields(Options):
     """The model and the size of its training: the fields that `hermes improve` shares with the trainers."""
-
-    model_config = ConfigDict(frozen=True)
 
     base_model: str = option("hermes/smollm2", "The model that is trained: bundled, hub name or folder.")
     lora_rank: int = option(32, "Rank of the adapter.", "--rank", former=("--lora-rank",), ge=1, le=512)
@@ -59,7 +57,7 @@ class PolicyFields(BaseModel):
     )
 
 
-class RowLoopFields(BaseModel):
+class RowLoopFields(Options):
     """How a trainer goes over stored rows."""
 
     epochs: int = option(1, "Passes over the rows.", ge=1)
@@ -219,7 +217,7 @@ class VerdictOptions(OfflineOptions):
     min_rows: int = option(8, "Least rows.", ge=1)
 
 
-class PairFields(BaseModel):
+class PairFields(Options):
     """Which evidence makes preference pairs, for the trainers and for an export."""
 
     pairs_from: tuple[PreferenceSource, ...] = option(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
-from pydantic import ConfigDict
 
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
@@ -33,8 +32,6 @@ _SHOWN_CHARS = 4_000
 
 
 class ExportOptions(PairFields):
-    model_config = ConfigDict(frozen=True)
-
     ids: tuple[str, ...] = option(
         (),
         "Only these trajectories: ids, their beginnings or ends, or 'last'.",

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 
-class VerdictOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class VerdictOptions(Options):
     trajectory: str = option(..., "", argument=True)
     verdict: (
         Literal["good", "bad", "neutral", "first-bad", "tie", "both-bad", "1", "2", "3", "4", "5"] | None
@@ -27,9 +23,7 @@ class VerdictOptions(BaseModel):
     replaces: str | None = option(None, "Id of your rating that this one corrects.", metavar="RATING")
 
 
-class RaterOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class RaterOptions(Options):
     reward: str | None = option(None, "A rule whose rewards are stored, or FILE.py:FUNCTION.", metavar="NAME")
     judge: str | None = option(None, "A chat model that is asked for 1 to 5.", metavar="MODEL")
     reward_model: str | None = option(None, "A served reward model: 'hermes reward serve'.", metavar="URL")
@@ -37,9 +31,7 @@ class RaterOptions(BaseModel):
     limit: int | None = option(None, "Most trajectories.", ge=1)
 
 
-class QueueOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class QueueOptions(Options):
     name: str = option("default", "", argument=True, metavar="[NAME]")
     rule: Literal["random", "spread", "disagreement", "uncertainty", "query"] | None = option(
         None,

@@ -6,16 +6,13 @@ import asyncio
 import sys
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, refuse_key, stored_variables
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 
-class AgentOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class AgentOptions(Options):
     task: str | None = option(None, "", argument=True)
     model: str | None = option(None, "Model of the agent, as provider/name; not the one that is trained.")
     base_url: str | None = option(None, "Any OpenAI-compatible endpoint.", metavar="URL")

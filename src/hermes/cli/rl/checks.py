@@ -6,11 +6,10 @@ import json
 from typing import TYPE_CHECKING
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
     from hermes.training.monitor.incidents.alerts import Alert
 
 
-class PreflightOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class PreflightOptions(Options):
     environment: str | None = option(None, "Select this environment first.", "--env")
     groups: int = option(4, "Number of groups to sample.", "--num-steps", former=("--groups",), ge=1, le=64)
     seconds: int = option(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
@@ -21,7 +20,7 @@ from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -128,9 +127,7 @@ def _parse_value(text: str) -> Any:
     return text
 
 
-class StartOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class StartOptions(Options):
     environments: tuple[str, ...] = option(
         (),
         "Select this environment first; repeated, a run on several, with their weights in each batch.",

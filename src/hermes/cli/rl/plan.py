@@ -7,11 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
-class PlanOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class PlanOptions(Options):
     model: str = option("hermes/smollm2", "Bundled, hub name or folder.")
     gpus: int = option(1, "Engine replicas, one a GPU; 0: two CPU cores.", ge=0, le=4096)
     gpu: str = option("h200", "Kind of GPU: h200, h100, b200, a100, l40s, l4, rtx4090.")

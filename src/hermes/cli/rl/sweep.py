@@ -6,19 +6,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
 
 
-class SweepOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class SweepOptions(Options):
     environment: str | None = option(None, "Select this environment first.", "--env")
     edits: tuple[str, ...] = option(
         (),

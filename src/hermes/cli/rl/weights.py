@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from pydantic import BaseModel, ConfigDict
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
-from hermes.config.option import option
+from hermes.config.option import Options, option
 
 
-class WeightsOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class WeightsOptions(Options):
     name: str | None = option(None, "", argument=True, metavar="[RUN|tinker://…]")
     step: int | None = option(None, "Step of the checkpoint; default: the newest.", ge=0)
     form: Literal["peft", "merged", "gguf"] = option(

@@ -8,7 +8,6 @@ seconds until the work has begun to print lines, and then after ten.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 import click
 
@@ -38,9 +37,7 @@ class ProgressLines:
     def __enter__(self) -> ProgressLines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._sign.stop()
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from hermes.config.option import option
+from hermes.config.option import Options, option
 from hermes.data.compress.folding.plan import Strategy
 from hermes.errors import UsageError
 
 
-class CompressOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class CompressOptions(Options):
     argument: str | None = option(
         None,
         "JSONL file, folder, batch run, or a query such as 'run=my_run reward>=0.5'.",

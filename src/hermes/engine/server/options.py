@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from hermes.config.option import command_words, option
+from hermes.config.option import Options, command_words, option
 
 
-class ModelOptions(BaseModel):
+class ModelOptions(Options):
     """The base model and its device."""
-
-    model_config = ConfigDict(frozen=True)
 
     model: str = option("hermes/smollm2", "Bundled, hub name or folder.")
     device: str = option(

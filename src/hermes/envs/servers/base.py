@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hermes.envs.phase import current_phase
@@ -252,7 +251,5 @@ class AsyncSemWithAdaptiveWeight:
     async def __aenter__(self) -> None:
         await self.acquire()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.release()

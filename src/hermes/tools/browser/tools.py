@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hermes.core import JSONObject
 from hermes.errors import ToolError
 from hermes.safety.text import clip
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.browser.proxy import PROXY_HEADER
 from hermes.tools.browser.session import BrowserSession, browser_lock, browser_session, find_browser
 
@@ -177,12 +177,7 @@ def _tool(
         name=name,
         toolset="browser",
         description=description,
-        parameters={
-            "type": "object",
-            "properties": properties,
-            "required": [key for key in properties if key not in optional],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(*[key for key in properties if key not in optional], **properties),
         handler=handler,
         unavailable=_unavailable,
     )

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from hermes.core import JSONObject
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 _MAX_CHARS = 1_000
 _MAX_BITS = 12_000
@@ -128,14 +128,10 @@ TOOLS = (
         name="calculator",
         toolset="math",
         description="Calculate exactly: numbers, + - * / // % ** and parentheses.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "expression": {"type": "string", "minLength": 1, "description": "Such as (17 * 23) / 4."}
-            },
-            "required": ["expression"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "expression",
+            expression={"type": "string", "minLength": 1, "description": "Such as (17 * 23) / 4."},
+        ),
         handler=_calculator,
         stateless=True,
     ),

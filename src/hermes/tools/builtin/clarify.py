@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 
 async def _clarify(arguments: JSONObject, bench: Workbench) -> str:
@@ -21,15 +21,11 @@ TOOLS = (
             "Ask the user one question and wait for the answer. Only when the task cannot be done well "
             "without it; offer choices where the possible answers are few."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "question": {"type": "string", "minLength": 1},
-                "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 8},
-            },
-            "required": ["question"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "question",
+            question={"type": "string", "minLength": 1},
+            choices={"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 8},
+        ),
         handler=_clarify,
     ),
 )

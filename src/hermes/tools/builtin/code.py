@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 
 from hermes.core import JSONObject, new_id
-from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.base import Tool, ToolOutput, Workbench, object_schema
 from hermes.tools.builtin.terminal import HARD_STOP_S, MAX_TIMEOUT_S, command_output, command_timeout_s
 from hermes.tools.scratch import write_scratch
 from hermes.tools.workspace import os_errors
@@ -38,20 +38,16 @@ TOOLS = (
             "Run a Python 3 script in the workspace and return JSON with exit_code and output (stdout and "
             "stderr together). Print what you want to see. Each call is a new interpreter; files stay."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "code": {"type": "string", "minLength": 1, "description": "The whole script."},
-                "timeout": {
-                    "type": "number",
-                    "minimum": 1,
-                    "maximum": MAX_TIMEOUT_S,
-                    "description": "Seconds after which it is killed; unset: the configured limit.",
-                },
+        parameters=object_schema(
+            "code",
+            code={"type": "string", "minLength": 1, "description": "The whole script."},
+            timeout={
+                "type": "number",
+                "minimum": 1,
+                "maximum": MAX_TIMEOUT_S,
+                "description": "Seconds after which it is killed; unset: the configured limit.",
             },
-            "required": ["code"],
-            "additionalProperties": False,
-        },
+        ),
         handler=_execute_code,
         timeout_s=HARD_STOP_S,
     ),

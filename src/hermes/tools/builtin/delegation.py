@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError, UsageError
-from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.base import Tool, ToolOutput, Workbench, object_schema
 
 _TIMEOUT_S = 24 * 3600.0
 """A sub-agent has its own limits; this one applies if they all fail."""
@@ -31,19 +31,15 @@ TOOLS = (
             "answer. It sees nothing of this conversation: say everything it needs. Several calls in one "
             "turn run at the same time."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "task": {"type": "string", "minLength": 1, "description": "The task, with all it needs."},
-                "toolsets": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Toolsets it gets; unset: the same as yours.",
-                },
+        parameters=object_schema(
+            "task",
+            task={"type": "string", "minLength": 1, "description": "The task, with all it needs."},
+            toolsets={
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Toolsets it gets; unset: the same as yours.",
             },
-            "required": ["task"],
-            "additionalProperties": False,
-        },
+        ),
         handler=_delegate_task,
         timeout_s=_TIMEOUT_S,
     ),

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from hermes.core import JSONObject, new_id
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.builtin.vision import fetch_image
 from hermes.tools.images import decode_base64, media_type
 from hermes.tools.workspace import os_errors, permit_path
@@ -75,23 +75,19 @@ TOOLS: tuple[Tool, ...] = (
         name="image_generate",
         toolset="image_gen",
         description="Draw an image from a description. Returns the path of the image file.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "prompt": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "What the image shows, and its style.",
-                },
-                "size": {
-                    "type": "string",
-                    "pattern": "^[0-9]{2,4}x[0-9]{2,4}$",
-                    "description": "Width x height, such as 1024x1024; left out: the model's default.",
-                },
+        parameters=object_schema(
+            "prompt",
+            prompt={
+                "type": "string",
+                "minLength": 1,
+                "description": "What the image shows, and its style.",
             },
-            "required": ["prompt"],
-            "additionalProperties": False,
-        },
+            size={
+                "type": "string",
+                "pattern": "^[0-9]{2,4}x[0-9]{2,4}$",
+                "description": "Width x height, such as 1024x1024; left out: the model's default.",
+            },
+        ),
         handler=image_generate,
         unavailable=_unavailable,
         timeout_s=300.0,

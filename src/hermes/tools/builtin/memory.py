@@ -17,7 +17,7 @@ from hermes.core import Fact, FactAuthor, JSONObject, ToolErrorKind, new_id
 from hermes.core.clock import now_ms
 from hermes.errors import ToolError, UsageError
 from hermes.safety.text import printable
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 if TYPE_CHECKING:
     from hermes.config.settings import MemorySettings, Settings
@@ -126,16 +126,12 @@ TOOLS = (
             "will still be true and useful then), remove one that is no longer true, or list them. The user "
             "sees every change. Do not store secrets, instructions, or what only this task needs."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "action": {"type": "string", "enum": ["add", "remove", "list"]},
-                "text": {"type": "string", "minLength": 1, "description": "For add: the fact, in one line."},
-                "id": {"type": "string", "minLength": 1, "description": "For remove: the fact's id."},
-            },
-            "required": ["action"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "action",
+            action={"type": "string", "enum": ["add", "remove", "list"]},
+            text={"type": "string", "minLength": 1, "description": "For add: the fact, in one line."},
+            id={"type": "string", "minLength": 1, "description": "For remove: the fact's id."},
+        ),
         handler=_memory,
         unavailable=_unavailable,
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 if TYPE_CHECKING:
     from hermes.store.summary import SearchHit
@@ -56,15 +56,11 @@ TOOLS = (
             "Search the text of earlier conversations and tool results. Every word of the query must "
             "occur. Returns a JSON array, best match first."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "minLength": 1},
-                "limit": {"type": "integer", "minimum": 1, "maximum": 50, "description": "10 if unset."},
-            },
-            "required": ["query"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "query",
+            query={"type": "string", "minLength": 1},
+            limit={"type": "integer", "minimum": 1, "maximum": 50, "description": "10 if unset."},
+        ),
         handler=_session_search,
         stateless=True,
     ),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject
 from hermes.errors import HermesError, ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 if TYPE_CHECKING:
     from hermes.skills.skill import Skill
@@ -107,11 +107,7 @@ TOOLS: tuple[Tool, ...] = (
         name="skills_list",
         toolset="skills",
         description="List the skills: instructions for kinds of work. Open a fitting one with skill_view.",
-        parameters={
-            "type": "object",
-            "properties": {"category": {"type": "string", "description": "Only this category."}},
-            "additionalProperties": False,
-        },
+        parameters=object_schema(category={"type": "string", "description": "Only this category."}),
         handler=skills_list,
         stateless=True,
     ),
@@ -119,18 +115,14 @@ TOOLS: tuple[Tool, ...] = (
         name="skill_view",
         toolset="skills",
         description="Read a skill's instructions, or with file_path one of the files that come with it.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "name": _NAME,
-                "file_path": {
-                    "type": "string",
-                    "description": "A file of the skill, as skill_view lists them.",
-                },
+        parameters=object_schema(
+            "name",
+            name=_NAME,
+            file_path={
+                "type": "string",
+                "description": "A file of the skill, as skill_view lists them.",
             },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
+        ),
         handler=skill_view,
         stateless=True,
     ),
@@ -138,19 +130,16 @@ TOOLS: tuple[Tool, ...] = (
         name="skill_manage",
         toolset="skills",
         description="Keep what was learned: create, edit or delete one of the user's skills.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "action": {"type": "string", "enum": ["create", "edit", "delete"]},
-                "name": _NAME,
-                "content": {
-                    "type": "string",
-                    "description": "The whole SKILL.md: '---', YAML name and description, '---', Markdown.",
-                },
+        parameters=object_schema(
+            "action",
+            "name",
+            action={"type": "string", "enum": ["create", "edit", "delete"]},
+            name=_NAME,
+            content={
+                "type": "string",
+                "description": "The whole SKILL.md: '---', YAML name and description, '---', Markdown.",
             },
-            "required": ["action", "name"],
-            "additionalProperties": False,
-        },
+        ),
         handler=skill_manage,
     ),
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, ToolOutput, Workbench
+from hermes.tools.base import Tool, ToolOutput, Workbench, object_schema
 from hermes.tools.workspace import os_errors, permit_path
 
 if TYPE_CHECKING:
@@ -128,25 +128,21 @@ TOOLS = (
             "do. For a server or anything that keeps running set background and use the process tool. "
             "Commands cannot ask for input."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "minLength": 1, "description": "The command line."},
-                "timeout": {
-                    "type": "number",
-                    "minimum": 1,
-                    "maximum": MAX_TIMEOUT_S,
-                    "description": "Seconds after which it is killed; unset: the configured limit.",
-                },
-                "workdir": {"type": "string", "description": "Directory to run in; unset: the workspace."},
-                "background": {
-                    "type": "boolean",
-                    "description": "Start it and return a process_id at once.",
-                },
+        parameters=object_schema(
+            "command",
+            command={"type": "string", "minLength": 1, "description": "The command line."},
+            timeout={
+                "type": "number",
+                "minimum": 1,
+                "maximum": MAX_TIMEOUT_S,
+                "description": "Seconds after which it is killed; unset: the configured limit.",
             },
-            "required": ["command"],
-            "additionalProperties": False,
-        },
+            workdir={"type": "string", "description": "Directory to run in; unset: the workspace."},
+            background={
+                "type": "boolean",
+                "description": "Start it and return a process_id at once.",
+            },
+        ),
         handler=_terminal,
         timeout_s=HARD_STOP_S,
     ),
@@ -157,22 +153,18 @@ TOOLS = (
             "Look after background commands: list them; poll one for its output so far; wait until it "
             "exits; write text to its standard input (add the newline yourself); kill it."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "action": {"type": "string", "enum": ["list", "poll", "wait", "write", "kill"]},
-                "process_id": {"type": "string", "description": "For every action but list."},
-                "text": {"type": "string", "description": "For write."},
-                "timeout": {
-                    "type": "number",
-                    "minimum": 0,
-                    "maximum": MAX_TIMEOUT_S,
-                    "description": "For wait: longest time to wait, in seconds; 60 if unset.",
-                },
+        parameters=object_schema(
+            "action",
+            action={"type": "string", "enum": ["list", "poll", "wait", "write", "kill"]},
+            process_id={"type": "string", "description": "For every action but list."},
+            text={"type": "string", "description": "For write."},
+            timeout={
+                "type": "number",
+                "minimum": 0,
+                "maximum": MAX_TIMEOUT_S,
+                "description": "For wait: longest time to wait, in seconds; 60 if unset.",
             },
-            "required": ["action"],
-            "additionalProperties": False,
-        },
+        ),
         handler=_process,
         timeout_s=HARD_STOP_S,
     ),

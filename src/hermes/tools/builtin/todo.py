@@ -7,7 +7,7 @@ from collections import Counter
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 
 STATUSES = ("pending", "in_progress", "completed", "cancelled")
 _FIELDS = ("id", "content", "status")
@@ -45,31 +45,23 @@ TOOLS = (
             "Keep the list of steps of a larger task. With todos: replace the list, or with merge change "
             "the items whose id is known and add the others. Without: read it. Returns the whole list."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "todos": {
-                    "type": "array",
-                    "maxItems": 200,
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "id": {"type": "string", "minLength": 1},
-                            "content": {
-                                "type": "string",
-                                "minLength": 1,
-                                "description": "What is to be done.",
-                            },
-                            "status": {"type": "string", "enum": list(STATUSES)},
-                        },
-                        "required": ["id"],
-                        "additionalProperties": False,
+        parameters=object_schema(
+            todos={
+                "type": "array",
+                "maxItems": 200,
+                "items": object_schema(
+                    "id",
+                    id={"type": "string", "minLength": 1},
+                    content={
+                        "type": "string",
+                        "minLength": 1,
+                        "description": "What is to be done.",
                     },
-                },
-                "merge": {"type": "boolean", "description": "Change the list instead of replacing it."},
+                    status={"type": "string", "enum": list(STATUSES)},
+                ),
             },
-            "additionalProperties": False,
-        },
+            merge={"type": "boolean", "description": "Change the list instead of replacing it."},
+        ),
         handler=_todo,
     ),
 )

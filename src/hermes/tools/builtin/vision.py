@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject, Message, Role
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.images import MAX_IMAGE_BYTES, data_url, decode_base64
 from hermes.tools.workspace import permit_path
 
@@ -75,18 +75,15 @@ TOOLS: tuple[Tool, ...] = (
         name="vision_analyze",
         toolset="vision",
         description="Look at an image and answer a question about it.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "image": {
-                    "type": "string",
-                    "description": "Path of an image file, or its http(s) address, or a data URL.",
-                },
-                "question": {"type": "string", "description": "What to find out about the image."},
+        parameters=object_schema(
+            "image",
+            "question",
+            image={
+                "type": "string",
+                "description": "Path of an image file, or its http(s) address, or a data URL.",
             },
-            "required": ["image", "question"],
-            "additionalProperties": False,
-        },
+            question={"type": "string", "description": "What to find out about the image."},
+        ),
         handler=vision_analyze,
         stateless=True,
         unavailable=_unavailable,

@@ -7,7 +7,7 @@ from typing import cast
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.datasets.view import to_text
 
 _ROWS = 3
@@ -42,34 +42,30 @@ TOOLS = (
             "Look at a dataset without downloading it: licence, configurations and splits with their sizes, "
             "the columns with their types, and a few rows. Returns a JSON object; long values are clipped."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "dataset": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "Name on the Hugging Face hub, such as openai/gsm8k.",
-                },
-                "path": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "Instead: a .jsonl, .json, .csv, .parquet or .arrow file.",
-                },
-                "config": {
-                    "type": "string",
-                    "description": "Configuration (subset); the default one if unset.",
-                },
-                "split": {"type": "string", "description": "Such as train or test; train if unset."},
-                "offset": {"type": "integer", "minimum": 0, "description": "First row to show; 0 if unset."},
-                "rows": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "maximum": _MAX_ROWS,
-                    "description": f"Number of rows to show; {_ROWS} if unset.",
-                },
+        parameters=object_schema(
+            dataset={
+                "type": "string",
+                "minLength": 1,
+                "description": "Name on the Hugging Face hub, such as openai/gsm8k.",
             },
-            "additionalProperties": False,
-        },
+            path={
+                "type": "string",
+                "minLength": 1,
+                "description": "Instead: a .jsonl, .json, .csv, .parquet or .arrow file.",
+            },
+            config={
+                "type": "string",
+                "description": "Configuration (subset); the default one if unset.",
+            },
+            split={"type": "string", "description": "Such as train or test; train if unset."},
+            offset={"type": "integer", "minimum": 0, "description": "First row to show; 0 if unset."},
+            rows={
+                "type": "integer",
+                "minimum": 0,
+                "maximum": _MAX_ROWS,
+                "description": f"Number of rows to show; {_ROWS} if unset.",
+            },
+        ),
         handler=_dataset_inspect,
         stateless=True,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.files.diff import TextChange, apply_diff, replace_exact
 from hermes.tools.files.read_write import MAX_BYTES, write_lock
 from hermes.tools.workspace import os_errors, permit_path
@@ -68,22 +68,18 @@ TOOLS = (
             "word, white space included (or set replace_all). Or give diff: the hunks of a unified diff of "
             "this file. If any part does not fit, nothing is changed."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "Relative to the workspace, or absolute.",
-                },
-                "old": {"type": "string", "description": "Text to be replaced."},
-                "new": {"type": "string", "description": "Text to put in its place; may be empty."},
-                "replace_all": {"type": "boolean", "description": "Replace every occurrence of old."},
-                "diff": {"type": "string", "description": "Unified diff, instead of old and new."},
+        parameters=object_schema(
+            "path",
+            path={
+                "type": "string",
+                "minLength": 1,
+                "description": "Relative to the workspace, or absolute.",
             },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
+            old={"type": "string", "description": "Text to be replaced."},
+            new={"type": "string", "description": "Text to put in its place; may be empty."},
+            replace_all={"type": "boolean", "description": "Replace every occurrence of old."},
+            diff={"type": "string", "description": "Unified diff, instead of old and new."},
+        ),
         handler=_patch,
     ),
 )

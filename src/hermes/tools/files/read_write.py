@@ -10,7 +10,7 @@ import asyncio
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.workspace import os_errors, permit_path
 
 MAX_BYTES = 10_000_000
@@ -115,21 +115,17 @@ TOOLS = (
             "Read a text file. Returns numbered lines; the number and the tab after it are not part of "
             "the file. Long files are shown in parts: use offset and limit."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
-                "offset": {"type": "integer", "minimum": 1, "description": "First line to show; 1 if unset."},
-                "limit": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": _LINES,
-                    "description": f"Number of lines to show; {_LINES} if unset.",
-                },
+        parameters=object_schema(
+            "path",
+            path=_PATH,
+            offset={"type": "integer", "minimum": 1, "description": "First line to show; 1 if unset."},
+            limit={
+                "type": "integer",
+                "minimum": 1,
+                "maximum": _LINES,
+                "description": f"Number of lines to show; {_LINES} if unset.",
             },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
+        ),
         handler=_read_file,
         stateless=True,
     ),
@@ -140,12 +136,9 @@ TOOLS = (
             "Write a text file, replacing it if it exists and creating its directories. To change a part "
             "of a file use patch."
         ),
-        parameters={
-            "type": "object",
-            "properties": {"path": _PATH, "content": {"type": "string", "description": "The whole file."}},
-            "required": ["path", "content"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "path", "content", path=_PATH, content={"type": "string", "description": "The whole file."}
+        ),
         handler=_write_file,
     ),
 )

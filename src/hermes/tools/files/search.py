@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hermes.core import JSONObject, ToolErrorKind
 from hermes.errors import ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.scratch import SCRATCH
 from hermes.tools.workspace import bad_path, permit_path, private_places
 
@@ -111,27 +111,23 @@ TOOLS = (
             "as path:line:text. target 'files': files whose name fits a shell glob such as '*.py', or "
             "whose path does if the glob has a slash, such as 'src/**/test_*.py'."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "pattern": {"type": "string", "minLength": 1, "description": "Regular expression, or glob."},
-                "target": {"type": "string", "enum": ["content", "files"]},
-                "path": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "File or directory to search; unset: the workspace.",
-                },
-                "file_glob": {"type": "string", "minLength": 1, "description": "Only files named like this."},
-                "limit": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": 300,
-                    "description": f"Most results to show; {_LIMIT} if unset.",
-                },
+        parameters=object_schema(
+            "pattern",
+            pattern={"type": "string", "minLength": 1, "description": "Regular expression, or glob."},
+            target={"type": "string", "enum": ["content", "files"]},
+            path={
+                "type": "string",
+                "minLength": 1,
+                "description": "File or directory to search; unset: the workspace.",
             },
-            "required": ["pattern"],
-            "additionalProperties": False,
-        },
+            file_glob={"type": "string", "minLength": 1, "description": "Only files named like this."},
+            limit={
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 300,
+                "description": f"Most results to show; {_LIMIT} if unset.",
+            },
+        ),
         handler=_search_files,
         stateless=True,
     ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from hermes.core import JSONObject
 from hermes.errors import HermesError, ToolError
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import Tool, Workbench, object_schema
 from hermes.tools.web.search import choose_backend, search
 
 if TYPE_CHECKING:
@@ -105,15 +105,11 @@ TOOLS: tuple[Tool, ...] = (
         name="web_search",
         toolset="web",
         description="Search the web. Returns a JSON list of {title, url, snippet}, best first.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "query": {"type": "string", "minLength": 1, "description": "What to search for."},
-                "limit": {"type": "integer", "minimum": 1, "maximum": MAX_HITS, "default": 5},
-            },
-            "required": ["query"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            "query",
+            query={"type": "string", "minLength": 1, "description": "What to search for."},
+            limit={"type": "integer", "minimum": 1, "maximum": MAX_HITS, "default": 5},
+        ),
         handler=web_search,
         stateless=True,
         unavailable=_search_unavailable,
@@ -122,20 +118,16 @@ TOOLS: tuple[Tool, ...] = (
         name="web_extract",
         toolset="web",
         description="Read web pages as text. Returns a JSON list of {url, title, content} or {url, error}.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "urls": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "minItems": 1,
-                    "maxItems": MAX_URLS,
-                    "description": "Addresses (http or https) of the pages.",
-                }
+        parameters=object_schema(
+            "urls",
+            urls={
+                "type": "array",
+                "items": {"type": "string"},
+                "minItems": 1,
+                "maxItems": MAX_URLS,
+                "description": "Addresses (http or https) of the pages.",
             },
-            "required": ["urls"],
-            "additionalProperties": False,
-        },
+        ),
         handler=web_extract,
         stateless=True,
     ),

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hermes.core.json import JSONObject
@@ -132,9 +131,7 @@ class TrainerApi:
     def __enter__(self) -> TrainerApi:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._closed.set()
         if self._renewer is not None:
             self._renewer.join()

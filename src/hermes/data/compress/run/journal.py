@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from hermes.core import JSONObject, parse_object
@@ -61,9 +60,7 @@ class CompressJournal:
             raise _unwritable(self._folder, error) from error
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._log.close()
         self._lock.release()
 
