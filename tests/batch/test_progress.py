@@ -37,7 +37,7 @@ def finish(
     cost: float | None = 0.5,
 ) -> None:
     progress.dispatched()
-    progress.finished(state, reason, usage(100, 0, 0, 50, 0), cost, 1)
+    progress.finished(state, reason, 150, cost)
 
 
 def test_counts_follow_what_happens(clock: Clock) -> None:
@@ -45,8 +45,8 @@ def test_counts_follow_what_happens(clock: Clock) -> None:
     progress.started(10, 3)
     for _ in range(3):
         progress.dispatched()
-    progress.finished(SampleState.DONE, None, usage(), 0.5, 1)
-    progress.finished(SampleState.FILTERED, "no reasoning", usage(), 0.5, 1)
+    progress.finished(SampleState.DONE, None, sum(usage().values()), 0.5)
+    progress.finished(SampleState.FILTERED, "no reasoning", sum(usage().values()), 0.5)
     got = progress.snapshot()
     assert (got.total, got.finished, got.done, got.filtered, got.in_flight, got.left) == (10, 5, 1, 1, 1, 5)
 
@@ -134,7 +134,7 @@ def test_gauges_are_summed_over_the_workers_latest(clock: Clock) -> None:
     progress.gauges("a", 12, 16, 1)
     got = progress.snapshot()
     assert (got.calls_in_flight, got.call_limit, got.calls_waiting) == (17, 56, 1)
-    progress.finished(SampleState.DONE, None, usage(), 0.5, 1)
+    progress.finished(SampleState.DONE, None, sum(usage().values()), 0.5)
     assert progress.snapshot().calls_in_flight == 0
 
 

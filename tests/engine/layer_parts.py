@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hermes.engine.attention.packed import DenseAttention, PackedAttention
-from hermes.engine.attention.packed_varlen import node_tree, shared_key_copies
 from hermes.engine.attention.packing import Pack
+from hermes.engine.attention.varlen import node_tree, shared_key_copies
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.adapter_table import AdapterRows
 from hermes.engine.model.llama import LlamaBackbone

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.packed_varlen import node_tree
 from hermes.engine.attention.packing import pack
+from hermes.engine.attention.varlen import node_tree
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.model.llama import LlamaBackbone
 from hermes.engine.model.load import wrap_model

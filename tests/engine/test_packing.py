@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hermes.engine.attention.packed_varlen import node_tree, plan_repeat, repeat_rows, shared_key_copies
 from hermes.engine.attention.packing import MAX_DEPTH, MIN_SHARED, Pack, pack, pack_unshared
+from hermes.engine.attention.varlen import node_tree, plan_repeat, repeat_rows, shared_key_copies
 from hermes.engine.types import Ints
 
 PARTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=14), min_size=1, max_size=4)

@@ -16,8 +16,7 @@ import pytest
 from hermes.engine.engine import Engine
 from hermes.engine.replicas import fleet
 from hermes.engine.replicas.front import EngineFront
-from hermes.engine.replicas.sampling import PrefixRouter
-from hermes.engine.replicas.split import join_outputs, split_by_prefix
+from hermes.engine.replicas.sampling import PrefixRouter, join_outputs, split_by_prefix
 from hermes.engine.types import (
     Datum,
     EngineCapacityError,

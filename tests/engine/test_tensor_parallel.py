@@ -20,7 +20,7 @@ from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.replicas.front import EngineFront
 from hermes.engine.spec import ModelSpec
-from hermes.engine.tensor_parallel.followers import start_ranks
+from hermes.engine.tensor_parallel.leader import start_ranks
 from hermes.engine.tensor_parallel.plan import check_shardable, largest_local_spec, plan_shards
 from hermes.engine.types import (
     Datum,

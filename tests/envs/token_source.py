@@ -67,7 +67,7 @@ class ScriptedSource:
 
 def bundled_answers(model: LocalModel) -> Answerer:
     """The bundled model's own continuation, one at a time."""
-    from hermes.models.local.decode import TokenSampling
+    from hermes.models.local.model import TokenSampling
 
     lock = threading.Lock()
 

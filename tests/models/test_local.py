@@ -14,8 +14,7 @@ from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatRequest, StreamDelta
 from hermes.models.local.bundled import model_folder
 from hermes.models.local.chat import LocalChat
-from hermes.models.local.decode import CHUNK, TokenSampling, choose
-from hermes.models.local.model import TextStream
+from hermes.models.local.model import CHUNK, TextStream, TokenSampling, choose
 from hermes.models.render.template import encode, render_chat, result_role
 
 CALCULATOR: JSONObject = {

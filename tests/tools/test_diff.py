@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hermes.errors import ToolError
-from hermes.tools.files.diff import apply_diff, replace_exact
+from hermes.tools.files.patch import apply_diff, replace_exact
 
 TEXT = "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 2\n"
 

@@ -11,7 +11,7 @@ import pytest
 from hermes.config.settings import WebSettings
 from hermes.core import JSON
 from hermes.errors import ToolError
-from hermes.tools.web.search import WebSearchHit, choose_backend, search_brave, search_tavily
+from hermes.tools.web.tools import WebSearchHit, choose_backend, search_brave, search_tavily
 from tests.fakes.site import Page, Site, page, redirect
 from tests.tools.bench import error, text
 from tests.tools.services import open_service_bench

@@ -10,7 +10,7 @@ import pytest
 from hermes.core.sequence import TrainSequence, from_group, to_group
 from hermes.training.data.advantages import Baseline, advantages
 from hermes.training.data.batch import BatchConfig, penalties, prepare, teacher_terms, with_penalty
-from hermes.training.data.correction import bounds_of, engine_loss, importance_weights, surrogate
+from hermes.training.data.datums import bounds_of, engine_loss, importance_weights, surrogate
 from hermes.training.schedule import Schedule, ScheduleShape, default_rl_rate, default_sft_rate, parameters_of
 from tests.training.world import group
 

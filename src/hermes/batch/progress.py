@@ -115,14 +115,7 @@ class BatchProgress:
         with self._lock:
             self._in_flight += 1
 
-    def finished(
-        self,
-        state: SampleState,
-        reason: str | None,
-        usage: JSONObject | None,
-        cost_usd: float | None,
-        turns: int,
-    ) -> None:
+    def finished(self, state: SampleState, reason: str | None, tokens: int, cost_usd: float | None) -> None:
         """A sample ended for this start: done, filtered, or failed."""
         with self._lock:
             self._in_flight -= 1
@@ -133,7 +126,6 @@ class BatchProgress:
                 self._done += state is SampleState.DONE
                 self._filtered += state is SampleState.FILTERED
                 self._unpriced += cost_usd is None
-            tokens = sum((usage or {}).values())
             self._tokens += tokens
             self._cost_usd += cost_usd or 0.0
             self._window.append(_SampleEnd(self._clock(), tokens))

@@ -35,7 +35,7 @@ from hermes.engine.types import EngineCapacityError, EngineUserError
 from hermes.models.tokens.tokenizer import open_tokenizer_if_any
 
 if TYPE_CHECKING:
-    from hermes.engine.tensor_parallel.followers import Followers
+    from hermes.engine.tensor_parallel.leader import Followers
 
 _logger = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,7 +89,7 @@ def build(options: EngineOptions) -> EngineParts:
 
 def _build_ranks(options: EngineOptions, device: torch.device, dtype: torch.dtype) -> EngineParts:
     """The leader's parts, of a model that several processes have together; they divide the memory limit."""
-    from hermes.engine.tensor_parallel.followers import start_ranks
+    from hermes.engine.tensor_parallel.leader import start_ranks
 
     memory_bytes = options.memory_bytes and options.memory_bytes // options.tensor_parallel_size
     backbone, followers = start_ranks(options, device, dtype)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from hermes.batch.journal import SampleState
 from hermes.batch.progress import BatchProgress
-from hermes.core import JSONObject
 from hermes.core.clock import duration, rate_text
 from hermes.training.session import ProgressCallback
 
@@ -66,13 +65,6 @@ class BatchMeter(BatchProgress):
         super().__init__()
         self._meter = meter
 
-    def finished(
-        self,
-        state: SampleState,
-        reason: str | None,
-        usage: JSONObject | None,
-        cost_usd: float | None,
-        turns: int,
-    ) -> None:
-        super().finished(state, reason, usage, cost_usd, turns)
+    def finished(self, state: SampleState, reason: str | None, tokens: int, cost_usd: float | None) -> None:
+        super().finished(state, reason, tokens, cost_usd)
         self._meter.add()

@@ -28,8 +28,7 @@ from hermes.core.sequence import MASKED
 from hermes.disk.files import atomic_write, read_text
 from hermes.errors import HermesError
 from hermes.training.data.advantages import generalised_advantages
-from hermes.training.data.correction import LossSpec
-from hermes.training.data.datums import target_datum
+from hermes.training.data.datums import LossSpec, target_datum
 from hermes.training.preference.losses import log_sigmoid, sigmoid
 from hermes.training.preference.readout import ReadOutTokens
 from hermes.training.service.client import AdapterClient

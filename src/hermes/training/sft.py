@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hermes.training.data.correction import LossSpec
-from hermes.training.data.datums import sft_datum
+from hermes.training.data.datums import LossSpec, sft_datum
 from hermes.training.data.sft_examples import SftExample, SftExamples
 from hermes.training.offline import (
     EVAL_LOSS,

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hermes.core.sequence import TrainSequence
-from hermes.training.data.correction import (
+from hermes.training.data.datums import (
     GSPO,
     IMPORTANCE_SAMPLING,
     PPO,
     bounds_of,
     engine_loss,
     importance_weights,
+    rl_datum,
     sequence_ratio,
     sequence_weight,
     surrogate,
 )
-from hermes.training.data.datums import rl_datum
 from hermes.training.data.metrics import TokenStats, clip_fraction, token_metrics
 from hermes.training.monitor.batch_audit import BatchAudit
 from hermes.training.service.client import AdapterClient, ForwardOutput

@@ -23,8 +23,7 @@ from trl import DPOConfig as TrlDpoConfig
 from trl import DPOTrainer, KTOTrainer
 from trl import KTOConfig as TrlKtoConfig
 
-from hermes.training.data.correction import LossSpec
-from hermes.training.data.datums import sft_datum
+from hermes.training.data.datums import LossSpec, sft_datum
 from hermes.training.offline import LOSS, OfflineObjective, rows_of_step
 from hermes.training.preference.dpo import DpoObjective
 from hermes.training.preference.examples import RenderedCompletion

@@ -47,12 +47,7 @@ class Watcher(Protocol):
     def started(self, n_total: int, n_finished_before: int) -> None: ...
     def dispatched(self) -> None: ...
     def finished(
-        self,
-        state: SampleState,
-        reason: str | None,
-        usage: JSONObject | None,
-        cost_usd: float | None,
-        turns: int,
+        self, state: SampleState, reason: str | None, tokens: int, cost_usd: float | None
     ) -> None: ...
     def retried(self, reason: str | None) -> None: ...
     def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None: ...
@@ -289,7 +284,8 @@ class Pool:
         else:
             self.result.finished += 1
             self._finished[key] = state
-        self._watcher.finished(state, report["reason"], report["usage"], report["cost_usd"], report["turns"])
+        tokens = sum((report["usage"] or {}).values())
+        self._watcher.finished(state, report["reason"], tokens, report["cost_usd"])
 
     def _on_worker_end(self, worker: _Worker) -> None:
         """Requeues the samples of an ended worker; one that keeps killing workers runs alone, then fails."""
@@ -317,7 +313,7 @@ class Pool:
             self._segment = JournalSegment(self._folder / "journal" / f"{new_id()}-parent.jsonl", str)
         self._segment.append(SampleEntry(key.key, key.sample, SampleState.FAILED, {}, reason)).result()
         self.result.failed[cause_of(reason)] += 1
-        self._watcher.finished(SampleState.FAILED, reason, None, None, 0)
+        self._watcher.finished(SampleState.FAILED, reason, 0, None)
 
     async def _close(self) -> None:
         """Drains idle workers; kills busy ones, which remain after a stop or a fatal error."""

@@ -159,7 +159,6 @@ def _finished_report(entry: SampleEntry) -> JSONObject:
         "reason": entry.reason,
         "usage": entry.row.get("usage"),
         "cost_usd": entry.paid_usd,
-        "turns": entry.row.get("turns", 0),
     }
 
 

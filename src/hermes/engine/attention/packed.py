@@ -2,7 +2,7 @@
 
 `packed_attend` picks the fastest exact implementation for the device. On CUDA in half precision it is one
 launch of a variable-length kernel, for which only the keys and values of shared nodes are repeated
-(`packed_varlen`). Elsewhere it is a few dense blocks: a causal one per node, and a rectangular one per shared
+(`varlen`). Elsewhere it is a few dense blocks: a causal one per node, and a rectangular one per shared
 node, combined by their log-sum-exp. The backward pass of the combination is that of each block under the
 combined log-sum-exp, so nothing is computed twice and nothing of size [T, T] is stored.
 
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from hermes.engine.attention.base import Attend
-from hermes.engine.attention.packed_varlen import SharedKeyCopies, varlen_attend
 from hermes.engine.attention.packing import Node, Pack
+from hermes.engine.attention.varlen import SharedKeyCopies, varlen_attend
 from hermes.engine.spec import ModelSpec
 
 _MIN_LENGTH_RATIO = 0.75

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hermes.engine.attention.packed_varlen import SharedKeyCopies
+from hermes.engine.attention.varlen import SharedKeyCopies
 from hermes.engine.kernels.rowwise import add_norm, head_tile, rotate_heads, silu_and_mul
 
 __all__ = [

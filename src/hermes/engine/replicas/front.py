@@ -35,8 +35,7 @@ from hermes.engine.lora.registry import AdapterHandle, AdapterRegistry, adapter_
 from hermes.engine.lora.weights import encode_weights
 from hermes.engine.replicas.client import WorkerClient, WorkerLostError
 from hermes.engine.replicas.fleet import WorkerFleet, WorkerPlacement, place
-from hermes.engine.replicas.sampling import SampleRouter
-from hermes.engine.replicas.split import join_outputs, split_by_prefix, sum_gradients
+from hermes.engine.replicas.sampling import SampleRouter, join_outputs, split_by_prefix, sum_gradients
 from hermes.engine.schedule import failed_future
 from hermes.engine.training.validation import validate
 from hermes.engine.types import (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hermes.engine.attention.packed_varlen import SharedKeyCopies
+from hermes.engine.attention.varlen import SharedKeyCopies
 from hermes.engine.model.llama import rms_norm, rotate
 
 

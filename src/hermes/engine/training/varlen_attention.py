@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hermes.engine.attention.packed_varlen import node_tree, sequence_offsets, shared_key_copies
 from hermes.engine.attention.packing import Pack
 from hermes.engine.attention.query_blocks import query_blocks
-from hermes.engine.attention.varlen import varlen_backward
+from hermes.engine.attention.varlen import node_tree, sequence_offsets, shared_key_copies, varlen_backward
 from hermes.engine.kernels.attention import attend_blocks
 from hermes.engine.transfer import to_device
 

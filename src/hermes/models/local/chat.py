@@ -102,8 +102,7 @@ class LocalChat:
         self, request: ChatRequest, done: threading.Event, on_text: Callable[[str], None]
     ) -> LocalReply:
         """In the worker thread: loads the model for the first request, and generates the answer."""
-        from hermes.models.local.decode import GenerationCancelledError
-        from hermes.models.local.model import load
+        from hermes.models.local.model import GenerationCancelledError, load
 
         def cancelled() -> bool:
             return done.is_set() or self._closed.is_set()

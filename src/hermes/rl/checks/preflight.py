@@ -291,8 +291,7 @@ def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JS
 
     The second of two equal updates is measured: the first one also initialises the engine.
     """
-    from hermes.training.data.correction import LossSpec
-    from hermes.training.data.datums import sft_datum
+    from hermes.training.data.datums import LossSpec, sft_datum
     from hermes.training.service.client import AdapterClient, LoraSpec, ServiceConnection
     from hermes.training.service.token_meter import TokenMeter
 

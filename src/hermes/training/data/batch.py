@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hermes.core.json import JSONObject
 from hermes.core.sequence import RolloutGroup, TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
-from hermes.training.data.correction import importance_weights
+from hermes.training.data.datums import importance_weights
 from hermes.training.data.metrics import group_metrics, staleness_metrics
 
 DEFAULT_STALENESS = 4

@@ -13,8 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hermes.training.data.correction import LossSpec
-from hermes.training.data.datums import sft_datum
+from hermes.training.data.datums import LossSpec, sft_datum
 from hermes.training.offline import OfflineObjective, Row
 from hermes.training.preference.examples import PairExample, RenderedCompletion, RowSplit
 from hermes.training.preference.losses import CompletionLogprob

@@ -22,8 +22,7 @@ from hermes.config.settings import MANAGED
 from hermes.core import JSONObject, new_id
 from hermes.errors import HermesError, MissingDependencyError, UsageError
 from hermes.serving.fetch import fetch
-from hermes.training.data.correction import LossSpec
-from hermes.training.data.datums import sft_datum, token_logprobs
+from hermes.training.data.datums import LossSpec, sft_datum, token_logprobs
 from hermes.training.service.token_meter import TokenMeter
 
 if TYPE_CHECKING:
