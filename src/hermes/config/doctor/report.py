@@ -3,8 +3,7 @@
 The checks only look: they change nothing, contact only endpoints the user configured and the usual local
 ports, and never print a key. They work with a broken config.yaml, which is then one of the findings.
 
-This file has those of Hermes's own ground: Python, SQLite, disk, home, settings, models and keys; `machine`
-has the others.
+Here are those of Hermes's own ground; `machine` has the others.
 """
 
 from __future__ import annotations
