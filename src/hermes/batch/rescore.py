@@ -20,7 +20,7 @@ from hermes.store import Writer
 
 @dataclass
 class Rescoring:
-    """What was scored, and why others were not."""
+    """The trajectories that were scored, and why others were not."""
 
     rewards: dict[str, float] = field(default_factory=dict)
     """Trajectory id → the new reward."""

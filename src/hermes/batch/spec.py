@@ -79,7 +79,7 @@ class RunSpec:
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[str]:
-    """What changed, as 'field: old -> new'; a dataset's path may change while its content does not."""
+    """The changes, as 'field: old -> new'; a dataset's path may change while its content does not."""
     ignored = {"dataset", "accepted", "id"}
     pairs = [
         (spec_field.name, getattr(old, spec_field.name), getattr(new, spec_field.name))

@@ -27,7 +27,7 @@ _LARGE_POST_GROUPS = 100
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What the server stores before it rejects posts."""
+    """Limits of what the server stores before it rejects posts."""
 
     max_groups: int = 20_000
     max_bytes: int = 4 << 30

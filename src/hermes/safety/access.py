@@ -37,7 +37,7 @@ class TokenScheme:
     variable: str
     """The environment variable that holds the token."""
     at_stake: str
-    """What anyone could do without a token; completes "anyone could …"."""
+    """The harm that anyone could do without a token; completes "anyone could …"."""
     how: str
     """How a request carries the token, for error messages."""
     carries: Callable[[Headers, str], bool]

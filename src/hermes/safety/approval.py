@@ -67,7 +67,7 @@ class ApprovalPolicy:
     workspace: str | None = None
     """The agent's directory; read-only commands may read absolute paths inside it."""
     places: PrivatePlaces = field(default_factory=PrivatePlaces.of_this_user)
-    """What is asked about even inside the workspace."""
+    """Actions that are asked about even inside the workspace."""
 
     def __post_init__(self) -> None:
         for pattern in (*self.allow, *self.deny):

@@ -94,7 +94,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _paths(call: ToolCall) -> Iterator[str]:
-    """What looks like a path in the arguments of a call."""
+    """The words that look like a path in the arguments of a call."""
     try:
         arguments: JSON = call.parsed()
     except (ValueError, RecursionError):

@@ -30,7 +30,7 @@ _SHORT_ESCAPES = {"\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _NAMED_ENTITIES = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "(?:apos|#0*39)"}
 _HEX_GAP = r"(?:[ :;,._\n-]{0,3}(?:\\+[nr])?(?:0[xX]|\\+[xX])?)"
 _GAP = r"(?:(?:\\+[rn]|[\r\n\\])+[ \t]*|(?:(?:\x1b|\\+u001b)\[[0-9;]*[mK])+)?"
-"""What may stand between two characters of a secret: a line break or colours, as they are or in JSON."""
+"""Text that may stand between two characters of a secret: a line break or colours, as it is or in JSON."""
 _BASE32_BREAK = r"(?:\n|\\+n)?"
 _BASE32_ANY = "[A-Za-z2-7]"
 _BASE64_BREAK = r"(?:[\r\n]|\\+[rn])*"

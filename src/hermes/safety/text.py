@@ -76,7 +76,7 @@ def _left_out(chars: int) -> str:
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _CONTROL_START = re.compile(r"[<\ud800-\udfff\u2581\uff5c]|\[(?=/?[A-Za-z_]{2,40}\])")
-"""What control tokens begin with or contain, and halves of surrogate pairs, which cannot be sent."""
+"""Characters in or before control tokens, and halves of surrogate pairs, which cannot be sent."""
 
 
 def inert_json(data: JSON) -> str:

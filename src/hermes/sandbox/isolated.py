@@ -1,4 +1,4 @@
-"""What the sandboxes share that keep the host out: the workspace under its name inside, and its files.
+"""The sandboxes that keep the host out share this: the workspace under its name inside, and its files.
 
 Files in the workspace are read and written from outside, safely (`files`); all others by a command inside.
 """

@@ -49,7 +49,7 @@ class Launch:
     rlimits: Sequence[Rlimit] = ()
     max_output_bytes: int = DEFAULT_BYTES
     attached: bytes = b""
-    """What the program can read from descriptor 3; without it that descriptor is closed."""
+    """The bytes that the program can read from descriptor 3; without it that descriptor is closed."""
 
 
 @dataclass(frozen=True, slots=True)

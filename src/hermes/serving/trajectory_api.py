@@ -1,4 +1,4 @@
-"""What every client of the trajectory API shares: its token, its responses and its errors.
+"""Every client of the trajectory API shares this: its token, its responses and its errors.
 
 The environment's client is asynchronous (`envs.modes.api_session`), the trainer's is not
 (`training.data.api`). Both call the same HTTP library through these functions, so that a failure has one

@@ -42,11 +42,11 @@ TOTALS = """
         THEN coalesce(sum(body ->> '$.cost_usd'), 0.0) END AS cost_usd
 FROM steps WHERE trajectory = ?
 """
-"""What one trajectory's steps add up to; the cost is null as soon as one call's is."""
+"""The sums over one trajectory's steps; the cost is null as soon as one call's is."""
 
 
 class Evidence(StrEnum):
-    """What there is to learn from beside a trajectory."""
+    """The verdicts beside a trajectory that one can learn from."""
 
     RATING = "rating"
     """A rating of it, or a choice between it and another one."""

@@ -69,7 +69,7 @@ class Reader:
         return metrics.of_run(self._db, run_id)
 
     def facts(self) -> list[Fact]:
-        """What is remembered, oldest first."""
+        """The facts of the memory, oldest first."""
         return facts.select(self._db)
 
     def resolve_fact(self, reference: str) -> Fact:
@@ -319,7 +319,7 @@ class Reader:
         return None if trajectory_id is None else self.get(trajectory_id)
 
     def unjournaled_cost_usd(self, trajectory_id: str) -> float:
-        """What an attempt cost that its run's journal does not know of; see store.samples."""
+        """The cost of an attempt that its run's journal does not know of; see store.samples."""
         return samples.unjournaled_cost_usd(self._db, trajectory_id)
 
     def derived(self, ids: Sequence[str]) -> list[str]:

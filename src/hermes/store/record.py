@@ -17,7 +17,7 @@ from hermes.store.rows import Rows
 
 
 class ModelInput(NamedTuple):
-    """What a model call was given."""
+    """The input of a model call."""
 
     messages: tuple[Message, ...]
     tools: tuple[JSONObject, ...]

@@ -43,7 +43,7 @@ def dbapi() -> ModuleType:
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """What using a connection from here can raise; pysqlite3 has a base class of its own.
+    """The errors that a connection from here can raise; pysqlite3 has a base class of its own.
 
     UnicodeDecodeError: a damaged text, of which SQLite cannot even quote what is wrong with it.
     """

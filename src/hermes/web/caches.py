@@ -1,4 +1,4 @@
-"""What pages would otherwise compute for every request: exact, and made again when its source changes."""
+"""Values that pages would compute for every request: exact, and made again when their source changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the handlers of the web app share: the configuration, readers of the store, one writer.
+"""The handlers of the web app share this: the configuration, readers of the store, one writer.
 
 A reader is used by one thread at a time and returned; a store that did not exist when a reader was opened is
 opened again. The writer is opened when it is first needed, so that reading never takes the write lock.

@@ -130,7 +130,7 @@ class Jobs:
 
 
 def run_hermes(home: Path, arguments: list[str]) -> str:
-    """What a short command of Hermes prints. HermesError with its two lines if it fails."""
+    """The output of a short command of Hermes. HermesError with its two lines if it fails."""
     try:
         done = subprocess.run(
             [*HERMES, *arguments],

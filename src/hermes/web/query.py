@@ -31,7 +31,7 @@ class TrajectoryQuery:
     """As it was typed."""
     conditions: tuple[Condition, ...] = ()
     words: str = ""
-    """What is searched for."""
+    """The words that are searched for."""
 
     @property
     def sql(self) -> list[SqlCondition]:

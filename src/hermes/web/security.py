@@ -39,7 +39,7 @@ OPEN_PATHS = ("/static/", SIGN_IN_PATH)
 """Paths that need no token: the sign-in page and its style. They still refuse other sites."""
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _RATERS_CHANGE = re.compile(r"/rate(/undo|/rater)?|/api/ratings(/.+)?|/api/queues/.+|" + SIGN_OUT_PATH)
-"""What a rater may send a form to."""
+"""Paths that a rater may send a form to."""
 _RUNS_CODE = ("/runs/new",)
 """Pages that import an environment to show it."""
 _MAX_SESSIONS = 1000
@@ -56,7 +56,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=(), payment=()",
 }
-"""What every response carries."""
+"""The headers of every response."""
 
 
 class WebRole(StrEnum):
@@ -88,7 +88,7 @@ class WebSessions:
         return self._tokens[WebRole.RUN] or self._tokens[WebRole.RATE]
 
     def role(self, headers: Headers) -> WebRole | None:
-        """What the sender of a request may do; None: it has shown no token of a server that has one."""
+        """The role of the sender of a request; None: it has shown no token of a server that has one."""
         if self.any_token is None:
             return WebRole.RUN
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")

@@ -152,7 +152,7 @@ class GraderProcess:
 
 
 def _read_all(reader: int, timeout_s: float) -> bytes:
-    """What the writers of a pipe wrote; empty if they write nothing in time."""
+    """The text that the writers of a pipe wrote; empty if they write nothing in time."""
     data, deadline = bytearray(), time.monotonic() + timeout_s
     poller = select.poll()
     poller.register(reader, select.POLLIN)

@@ -27,12 +27,6 @@ _LIMIT_BYTES = 1 << 26
 _END_PATIENCE_S = 10.0
 
 
-class VerifiersError(HermesError):
-    """An environment of verifiers cannot be run."""
-
-    exit_code = 2
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
     """A failure that the worker reported."""
@@ -162,7 +156,7 @@ class WorkerProcess:
 
     def _load_error(self, report: WorkerReport) -> HermesError:
         problem, hint = _sentences(report, self._package, self._python)
-        return VerifiersError(problem, hint or f"Its log is {self._log}.")
+        return ConfigError(problem, hint or f"Its log is {self._log}.")
 
 
 class _ReportedError(Exception):

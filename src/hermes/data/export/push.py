@@ -32,10 +32,6 @@ class Leak(NamedTuple):
     rules: tuple[str, ...]
 
 
-class LeakError(HermesError):
-    """The gate found something that looks like a secret."""
-
-
 def push(
     repo: str,
     files: Sequence[Path],
@@ -51,7 +47,7 @@ def push(
     contents = _all_contents(repo, files, facts, form)
     leaks = list(find_leaks(contents, redactor))
     if leaks:
-        raise LeakError(
+        raise HermesError(
             f"not pushed: {_summary(leaks)}",
             "export with --redact shapes, or take those trajectories out; then push again",
         )

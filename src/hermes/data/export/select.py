@@ -20,7 +20,7 @@ _PAGE = 500
 
 @dataclass(frozen=True)
 class TrajectorySelection:
-    """What to export; every condition must hold."""
+    """Selects what to export; every condition must hold."""
 
     filters: Filter = ALL
     where: Sequence[Condition] = ()
@@ -35,7 +35,7 @@ EVERYTHING = TrajectorySelection()
 
 @dataclass
 class LeftOut:
-    """What matched the filter and was not taken."""
+    """Trajectories that matched the filter and were not taken."""
 
     reasons: Counter[str] = field(default_factory=Counter)
     removals: list[Removal] = field(default_factory=list)

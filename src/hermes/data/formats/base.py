@@ -26,7 +26,7 @@ class Column(NamedTuple):
 
 
 class Unit(StrEnum):
-    """What one call of `write` is given."""
+    """The arguments of one call of `write`."""
 
     TRAJECTORY = "trajectory"
     PAIR = "pair"
@@ -45,7 +45,7 @@ class Thinking(StrEnum):
     """Which thinking of earlier turns the rows of training formats show."""
 
     SEEN = "seen"
-    """What the model was shown; where that does not grow, a trajectory becomes several rows."""
+    """The messages that the model was shown; where that does not grow, a trajectory becomes several rows."""
     ALL = "all"
     """All, whatever the model was shown: one row a trajectory."""
     NONE = "none"
@@ -63,9 +63,9 @@ class Format:
     write: Callable[[Any, ToolCallStyle], Iterable[JSONObject]]
     """Rows of one unit; `UnfitError` if it has no place in this format."""
     keeps: tuple[str, ...]
-    """What a row keeps exactly; all of it survives writing and reading."""
+    """The parts that a row keeps exactly; all of it survives writing and reading."""
     loses: tuple[str, ...]
-    """What a row does not hold, or not exactly."""
+    """The parts that a row does not hold, or not exactly."""
     read: Callable[[JSONObject], Example] | None = None
     """None: rows of this format cannot be turned back into a trajectory."""
     unit: Unit = Unit.TRAJECTORY

@@ -38,7 +38,7 @@ _LAYERS = {
 
 @dataclass
 class RedactionReport:
-    """What was redacted, by layer and rule; never the values."""
+    """The number of redactions, by layer and rule; never the values."""
 
     examples: int = 0
     """Trajectories with at least one hit."""

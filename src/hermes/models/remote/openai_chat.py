@@ -172,7 +172,7 @@ class StreamMerger:
         return self.partial() if self._choice.get("finish_reason") else None
 
     def partial(self) -> JSONObject:
-        """What has arrived of the response."""
+        """The part of the response that has arrived."""
         message = {**self._message, **({"tool_calls": self._calls} if self._calls else {})}
         return {**self._top, "object": "chat.completion", "choices": [{**self._choice, "message": message}]}
 

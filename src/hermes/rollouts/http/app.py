@@ -95,7 +95,7 @@ class Handlers:
 
     @operation("GET", "/status-env", EnvReference, statuses=(404,))
     async def status_env(self, request: Request) -> Response:
-        """What an environment polls; its id is a JSON body."""
+        """The status that an environment polls; its id is a JSON body."""
         return json_response(self._service.env_status((await self._model(request, EnvReference)).env_id))
 
     @operation("GET", "/")

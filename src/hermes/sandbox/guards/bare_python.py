@@ -27,7 +27,7 @@ class BarePython:
     executable: str
     """The interpreter itself, not that of a virtual environment."""
     binds: tuple[str, ...]
-    """What must be bound besides /usr."""
+    """Paths that must be bound besides /usr."""
     hidden: tuple[str, ...]
     """Directories to cover with an empty one, if they are visible at all."""
     programs: str | None

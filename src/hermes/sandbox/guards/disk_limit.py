@@ -25,7 +25,7 @@ from hermes.sandbox.base import CommandResult
 _LOOK_S = 0.5
 _MEASURE_S = 10.0
 _ENTRY_BYTES = 4096
-"""What an entry of a folder counts at least: empty files fill a disk too."""
+"""An entry of a folder counts as this much at least: empty files fill a disk too."""
 
 
 class DiskLimit:

@@ -1,4 +1,4 @@
-"""What a sandbox with `sandbox.network` may reach, and the command lines of the tunnels; pure functions.
+"""Plans what a sandbox with `sandbox.network` may reach, and the command lines of the tunnels. Pure.
 
 The sandbox has a network namespace of its own. A tunnel (pasta, else slirp4netns) joins it to the outside, in
 user space and without root. Routes of the namespace refuse every address that is not public, the addresses of

@@ -283,7 +283,7 @@ class BrowseReader(Reader):
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM ratings").fetchone()[0])
 
     def figures(self, since_ms: int) -> dict[str, int]:
-        """What the store holds, and what was added since."""
+        """The figures of what the store holds, and of what was added since."""
         queries = {
             "trajectories": ("SELECT count(*) FROM trajectories", ()),
             "ratings": ("SELECT count(*) FROM ratings", ()),

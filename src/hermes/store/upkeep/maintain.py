@@ -26,7 +26,7 @@ class StoreCheck:
     """Space that deleted rows left; `compact` returns it."""
     trajectories: int
     problems: tuple[str, ...]
-    """What SQLite and the references between tables report; empty if all is well."""
+    """The problems that SQLite and the references between tables report; empty if all is well."""
 
 
 def check(path: Path) -> StoreCheck:
@@ -96,7 +96,7 @@ def require(path: Path) -> None:
 
 
 def doctor_check(path: Path) -> Check:
-    """What `hermes doctor` says about the store; a large one is not read to its end."""
+    """The finding of `hermes doctor` about the store; a large one is not read to its end."""
     if not path.exists():
         return Check("store", CheckStatus.OK, f"{path} (made when first needed)")
     try:

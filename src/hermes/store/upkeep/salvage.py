@@ -23,7 +23,7 @@ from hermes.store.upkeep.maintain import is_changed, require
 from hermes.store.writer import Writer
 
 _TABLES = ("metrics", "rating_queues", "rating_items", "rating_skips")
-"""What is in no record; parents first."""
+"""The tables whose rows are in no record; parents first."""
 
 _MAX_SEQ = 10_000_000
 """A greater number of a row is damage itself."""

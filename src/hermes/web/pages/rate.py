@@ -122,7 +122,7 @@ def undo(request: WebRequest) -> Response:
 
 
 def rows(request: WebRequest) -> Response:
-    """What the ratings yield so far."""
+    """The rows that the ratings yield so far."""
     with request.context.reader() as reader:
         yielded = request.context.yields.count(reader)
     if not request.from_script:
@@ -256,7 +256,7 @@ def _queue_item(
 
 
 def make_item(reader: BrowseReader, mode: ModeView, first: str, second: str | None) -> dict[str, Any]:
-    """What the page shows of an item: blind, the common beginning apart."""
+    """The parts of an item that the page shows: blind, the common beginning apart."""
     trajectories = [reader.get(first), *([reader.get(second)] if second is not None else [])]
     shared = shared_messages(trajectories) if second is not None else 0
     conversations = [[step for step in trajectory.steps if not step.ephemeral] for trajectory in trajectories]

@@ -102,7 +102,7 @@ def _named_code(fields: list[FormField], edits: dict[str, str]) -> list[str]:
 
 
 def _edits(request: WebRequest, fields: list[FormField], unlock: bool) -> dict[str, str]:
-    """What differs from the present values. A locked field is left alone unless locks are lifted."""
+    """The fields that are changed. A locked field is left alone unless locks are lifted."""
     by_name = {field.name: field for field in fields}
     edits: dict[str, str] = {}
     for key in request.form:

@@ -1,4 +1,4 @@
-"""What the ratings yield: rows for DPO, KTO, a reward model and a process reward model, counted by the code
+"""The ratings yield this: rows for DPO, KTO, a reward model and a process reward model, counted by the code
 of the trainers; and how far the raters agree.
 
 The count is made again only when a rating was added. It is made by one thread at a time; a request that comes

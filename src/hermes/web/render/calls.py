@@ -1,4 +1,4 @@
-"""What a call does, where it shows: a shell's command as typed, a change of a file as a diff.
+"""Shows what a call does: a shell's command as typed, a change of a file as a diff.
 
 Tools are recognised by their arguments, so that those of any agent are shown alike: Claude Code's Bash, Edit
 and Write, Codex's shell and apply_patch, those of opencode, pi and Hermes. Anything else is shown as it was
@@ -54,7 +54,7 @@ PLAIN = ShownCall()
 
 
 def show_call(name: str, arguments: JSONObject) -> ShownCall:
-    """What is shown of a call in place of some of its arguments."""
+    """The text of a call in place of some of its arguments."""
     for key in _COMMANDS:
         if (command := _command(arguments.get(key))) is not None:
             diffs = tuple(_patch(command)) if _PATCH_START in command else ()

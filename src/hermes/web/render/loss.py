@@ -42,7 +42,7 @@ class LossView:
     trained: int
     total: int
     unit: str
-    """What `trained` and `total` count: characters, or tokens."""
+    """The unit of `trained` and `total`: characters, or tokens."""
 
 
 def loss_view(format_name: str, row: JSONObject) -> LossView | None:

@@ -36,7 +36,7 @@ class CardImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResultPart:
-    """What a tool returned."""
+    """The result of a tool."""
 
     step: Step
     text: FoldedText

@@ -37,7 +37,7 @@ class Panel(NamedTuple):
 
 
 class PanelRule(NamedTuple):
-    """What a panel shows of the metrics that a run has."""
+    """The metrics of a run that a panel shows."""
 
     title: str
     metrics: tuple[str, ...]
@@ -75,7 +75,7 @@ PANELS = (
     PanelRule("Learning rate", ("train/learning_rate",)),
     PanelRule("Peak memory of the engine, bytes", ("optim/peak_bytes",)),
 )
-"""What is shown first, in this order; every other metric follows by name."""
+"""Metrics that are shown first, in this order; every other metric follows by name."""
 _MAX_LINES = 6
 
 
@@ -102,7 +102,7 @@ def _matching(pattern: str, names: set[str]) -> list[str]:
 
 
 def _labels(metrics: Sequence[str]) -> tuple[str, ...]:
-    """What tells the lines of a panel apart: their names without the words that all of them have."""
+    """Names that tell the lines of a panel apart: their names without the words that all of them have."""
     if len(metrics) < 2:
         return ()
     parts = [name.split("/") for name in metrics]

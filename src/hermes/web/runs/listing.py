@@ -33,7 +33,7 @@ _ACTIVE = frozenset({"pending", "starting", "running", "stopping"})
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run uses and what it was made from."""
+    """The facts of what a run uses and what it was made from."""
 
     tokens_per_s: float | None = None
     """Trained tokens a second, over the last steps; the wait for batches counts."""
