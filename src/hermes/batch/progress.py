@@ -90,7 +90,7 @@ class _SampleEnd(NamedTuple):
 
 
 class BatchProgress:
-    """Receives the pool's events (see pool.Watcher). Safe to read from another thread."""
+    """Receives the pool's events. Safe to read from another thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -190,10 +190,9 @@ def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, .
     if as_json:
         click.echo(json.dumps(data, indent=2))
         return
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
 
-    for line in table_lines([header, *rows]):
-        click.echo(line)
+    print_table([header, *rows])
 
 
 @engine.command("import")

@@ -39,7 +39,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
 
     Nothing is imported.
     """
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
     from hermes.config.paths import home
     from hermes.envs.cli.discover import environment_folders, find_environments
     from hermes.errors import UsageError
@@ -58,8 +58,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
         (environment.name, environment.class_name, environment.description, str(environment.path))
         for environment in listing.environments
     ]
-    for line in table_lines([("NAME", "CLASS", "DESCRIPTION", "FILE"), *cells]):
-        click.echo(printable(line))
+    print_table([("NAME", "CLASS", "DESCRIPTION", "FILE"), *cells])
     for file in listing.broken:
         click.echo(printable(f"left out: {file.path}: {file.reason}"), err=True)
 
@@ -114,16 +113,14 @@ def check(
 
 
 def _print_report(report: CheckReport, as_json: bool) -> None:
-    from hermes.cli.tables import table_lines
-    from hermes.safety.text import printable
+    from hermes.cli.tables import print_table
 
     if as_json:
         findings = [finding.to_json() for finding in report.findings]
         click.echo(json.dumps({"passed": report.passed, "findings": findings}, ensure_ascii=False))
         return
     rows = [(finding.state.value, finding.name, finding.detail) for finding in report.findings]
-    for line in table_lines([("STATE", "CHECK", "DETAIL"), *rows]):
-        click.echo(printable(line))
+    print_table([("STATE", "CHECK", "DETAIL"), *rows])
 
 
 @env.command(context_settings={"ignore_unknown_options": True})

@@ -18,6 +18,11 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     return aligned_lines(rows)
 
 
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    for line in table_lines(rows):
+        click.echo(line)
+
+
 def columns(
     table: Sequence[Sequence[str]], *, less_important: Sequence[str] = (), width: int | None = None
 ) -> str:

@@ -14,13 +14,12 @@ import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hermes.batch.attempt import interrupted_cost_usd
 from hermes.batch.journal import JournalSegment, SampleEntry, SampleState, cut_torn_tails, read_states
 from hermes.batch.overview import recorded_cost_usd, write_start
 from hermes.batch.plan import SampleKey, planned_samples, read_progress, unfinished_samples
-from hermes.batch.progress import cause_of
+from hermes.batch.progress import BatchProgress, cause_of
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset
 from hermes.batch.workers.base import WorkerHandle, WorkerJob, WorkerSource
@@ -39,20 +38,6 @@ _UNRECORDED = "JournalDamaged: its entry disappeared from the journal"
 
 
 _logger = logging.getLogger(__name__)
-
-
-class Watcher(Protocol):
-    """Receives the pool's events; see batch.progress."""
-
-    def started(self, n_total: int, n_finished_before: int) -> None: ...
-    def dispatched(self) -> None: ...
-    def finished(
-        self, state: SampleState, reason: str | None, tokens: int, cost_usd: float | None
-    ) -> None: ...
-    def retried(self, reason: str | None) -> None: ...
-    def gauges(self, worker: str, in_flight: int, limit: int, waiting: int) -> None: ...
-    def worker_died(self, worker: str | None = None, lost: int = 0) -> None: ...
-    def entry_lost(self, state: SampleState | None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +90,7 @@ class Pool:
         spec: RunSpec,
         dataset: Dataset,
         options: RunOptions,
-        watcher: Watcher,
+        watcher: BatchProgress,
         workers: WorkerSource | None = None,
     ) -> None:
         """Without `workers`, processes on this machine."""
@@ -334,7 +319,7 @@ async def run_batch(
     spec: RunSpec,
     dataset: Dataset,
     options: RunOptions,
-    watcher: Watcher,
+    watcher: BatchProgress,
     workers: WorkerSource | None = None,
 ) -> RunResult:
     """Runs every sample that the journal does not list as finished."""

@@ -200,7 +200,7 @@ def broken_rules(run_id: str, rules: tuple[str, ...]) -> tuple[int, list[Alert] 
 
 def print_differences(run_ids: tuple[str, ...], as_json: bool) -> None:
     """Prints which fields of the configurations of runs differ."""
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
     from hermes.config.load import load
     from hermes.errors import UsageError
     from hermes.safety.text import clip, printable
@@ -217,6 +217,5 @@ def print_differences(run_ids: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps({"runs": list(folders), "differing": fields, "equal": equal}, indent=2))
         return
     rows = [(field, *(clip(printable(value or "–"), 40) for value in values)) for field, values in differing]
-    for line in table_lines([("FIELD", *folders), *rows]):
-        click.echo(line)
+    print_table([("FIELD", *folders), *rows])
     click.echo(f"{equal} fields are equal")

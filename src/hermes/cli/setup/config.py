@@ -108,7 +108,7 @@ def show(key: str | None, as_json: bool) -> None:
 
     For a variable, only whether it is set. `hermes config show paths` has the directories and files.
     """
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
     from hermes.config.load import load
     from hermes.config.show import entries
     from hermes.safety.text import clip
@@ -125,8 +125,7 @@ def show(key: str | None, as_json: bool) -> None:
         return
     longest = 72 if sys.stdout.isatty() else sys.maxsize
     rows = [(entry.key, clip(entry.text, longest), entry.origin.value) for entry in settings]
-    for line in table_lines([("KEY", "VALUE", "ORIGIN"), *rows]):
-        click.echo(line)
+    print_table([("KEY", "VALUE", "ORIGIN"), *rows])
 
 
 config.former_names["get"] = "show"
@@ -190,7 +189,7 @@ def path(as_json: bool) -> None:
 
 
 def _show_paths(as_json: bool) -> None:
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
     from hermes.config import paths
 
     home = paths.home()
@@ -207,8 +206,7 @@ def _show_paths(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: str(location) for name, location in locations.items()}, indent=2))
         return
-    for line in table_lines([(name, str(location)) for name, location in locations.items()]):
-        click.echo(line)
+    print_table([(name, str(location)) for name, location in locations.items()])
 
 
 @config.command()

@@ -24,13 +24,12 @@ def models(as_json: bool) -> None:
 
         click.echo(json.dumps({"default": config.settings.model, "providers": rows}, indent=2))
         return
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
 
     click.echo(f"default model: {config.settings.model}\n")
     header = ("PROVIDER", "BASE URL", "KEY", "MODELS")
     body = [(row["name"], row["base_url"], _key_text(row), ", ".join(row["models"])) for row in rows]
-    for line in table_lines([header, *body]):
-        click.echo(line)
+    print_table([header, *body])
     click.echo("\nchoose one with --model PROVIDER/NAME, or: hermes config set model PROVIDER/NAME")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
+from hermes.cli.tables import print_table
 from hermes.core import JSONObject
 
 if TYPE_CHECKING:
@@ -29,13 +30,11 @@ def tools(distributions: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    _table(
-        ("TOOLSET", "TOOL", "AVAILABLE"),
-        [
-            (row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}")
-            for row in rows
-        ],
+    cells = (
+        (row["toolset"], row["tool"] or "-", "yes" if row["available"] else f"no: {row['why']}")
+        for row in rows
     )
+    print_table([("TOOLSET", "TOOL", "AVAILABLE"), *cells])
 
 
 def _tools(settings: Settings, environ: Mapping[str, str]) -> list[JSONObject]:
@@ -72,17 +71,5 @@ def _distributions(settings: Settings, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: dict(percents) for name, percents in table.items()}, indent=2))
         return
-    _table(
-        ("DISTRIBUTION", "CHANCE OF EACH TOOLSET"),
-        [
-            (name, ", ".join(f"{toolset} {percent}%" for toolset, percent in percents.items()))
-            for name, percents in table.items()
-        ],
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from hermes.cli.tables import table_lines
-
-    for line in table_lines([head, *rows]):
-        click.echo(line)
+    chances = (", ".join(f"{name} {percent}%" for name, percent in row.items()) for row in table.values())
+    print_table([("DISTRIBUTION", "CHANCE OF EACH TOOLSET"), *zip(table, chances, strict=True)])

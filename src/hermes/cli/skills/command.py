@@ -196,7 +196,7 @@ def check(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 
     Exits with 1 if a skill failed.
     """
-    from hermes.cli.tables import table_lines
+    from hermes.cli.tables import print_table
     from hermes.config.load import load
     from hermes.skills import list_skills
     from hermes.skills.install import check as check_files
@@ -220,6 +220,5 @@ def check(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
         ]
         click.echo(json.dumps(values, ensure_ascii=False))
     else:
-        for line in table_lines([("skill", "result"), *((entry.name, entry.state) for entry in findings)]):
-            click.echo(line)
+        print_table([("skill", "result"), *((entry.name, entry.state) for entry in findings)])
     ctx.exit(1 if any(finding.problems for finding in findings) else 0)
