@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save
 
 from hermes.engine.lora.adapter_tar import unpack
-from hermes.engine.lora.patterns import matches
+from hermes.engine.lora.peft import matches
 from hermes.engine.sampling.stops import Vocabulary
 from hermes.engine.types import EngineUserError
 from tests.engine.http.engine_process import KEY, Server, launch, make_tiny

@@ -236,7 +236,7 @@ def _read_examples(config: Config, options: SftOptions, selection: TrajectorySel
     from hermes.config.paths import db_path
     from hermes.store import Reader
     from hermes.training.data import sft_examples
-    from hermes.training.preference.rated_sft import from_ratings
+    from hermes.training.preference.sources import from_ratings
 
     left_out: Counter[str] = Counter()
     renderer = functools.cache(lambda: chat_renderer(options, options.parser))

@@ -16,9 +16,8 @@ from hermes.errors import UsageError
 from hermes.models.render.chat import ChatRenderer
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
-from hermes.training.preference.rated_sft import from_ratings
 from hermes.training.preference.reference import BASE
-from hermes.training.preference.sources import answers_reference, from_store
+from hermes.training.preference.sources import answers_reference, from_ratings, from_store
 from tests.records import model_call, record
 
 ASKED = Message.user("What is 2 + 2?")

@@ -1,4 +1,8 @@
-"""Where preference data comes from: files, or the verdicts in the store; and which adapter answered."""
+"""Where preference data comes from: files, or the verdicts in the store; and which adapter answered.
+
+`from_ratings` makes SFT examples of answers that were rated well enough: only the rated messages are trained
+on.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.core import JSON, JSONObject, Message, Role, canonical_json, content_hash
-from hermes.data.export.split import group_tasks
+from hermes.data.export.select import TrajectorySelection
+from hermes.data.export.split import group_tasks, store_groups
 from hermes.data.formats.base import BadRowError
 from hermes.data.formats.turns import from_messages, from_tools
 from hermes.data.importing import rows_of
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
+from hermes.data.preference.rows import read_rows
 from hermes.errors import HermesError, UsageError
+from hermes.training.data.sft_examples import SftExample
 from hermes.training.policy_registry import named_policy, names_policy
-from hermes.training.preference.examples import RatedCompletion
+from hermes.training.preference.examples import RatedCompletion, render_completion
 from hermes.training.preference.reference import BASE
 
 if TYPE_CHECKING:
     from hermes.data.export.select import TrajectorySelection
+    from hermes.models.render.chat import ChatRenderer
     from hermes.store import Reader
+
 
 DEFAULT_ORIGINS = ("choice", "rating", "retry")
 """Rewards are left out: they are a program's verdicts, and have to be asked for."""
@@ -222,3 +231,24 @@ def _task(row: JSONObject, prompt: Sequence[Message]) -> str:
     """Rows with one prompt are on the same side of a split."""
     stated = row.get("task_id") or row.get("task")
     return str(stated) if stated else content_hash(canonical_json([message.to_json() for message in prompt]))
+
+
+def from_ratings(
+    reader: Reader,
+    selection: TrajectorySelection,
+    min_rating: float,
+    renderer: ChatRenderer,
+    left_out: Counter[str],
+) -> Iterator[SftExample]:
+    """`selection` without a bound on ratings, which would be one on a trajectory's latest only."""
+    whole = replace(selection, filters=replace(selection.filters, min_rating=None))
+    rows = read_rows(reader, whole, origins=(), groups=store_groups(reader))
+    left_out.update(rows.left_out)
+    for span in rows.spans:
+        if span.score < min_rating:
+            left_out[f"rated below {min_rating:g}"] += 1
+        elif any(message.images for message in (*span.prompt, *span.completion)):
+            left_out["it has images"] += 1
+        else:
+            completion = render_completion(span.prompt, span.completion, span.tools, renderer, span.unseen)
+            yield from (replace(context, task=span.task) for context in completion.contexts)
