@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +28,7 @@ def environments_text(config: Config, as_json: bool) -> str:
         return json.dumps({"environments": rows, "count": len(rows), "broken": broken}, indent=2)
     table = [("NAME", "DESCRIPTION"), *((env.name, env.description) for env in listing.environments)]
     left_out = [f"left out: {file.path}: {file.reason}" for file in listing.broken]
-    return "\n".join([*_columns(table), *map(printable, left_out)])
+    return "\n".join([*aligned_lines(table), *map(printable, left_out)])
 
 
 def fields_text(resolved: Resolved, as_json: bool) -> str:
@@ -45,7 +44,7 @@ def fields_text(resolved: Resolved, as_json: bool) -> str:
     for field, row in rows:
         note = f"locked for the agent: {field.lock}" if field.lock else field.description
         table.append((field.name, _shorten(row["current_value"]), note))
-    return "\n".join([f"environment {resolved.selection.environment}", *_columns(table)])
+    return "\n".join([f"environment {resolved.selection.environment}", *aligned_lines(table)])
 
 
 def run_text(description: JSONObject) -> str:
@@ -74,11 +73,11 @@ def results_text(results: JSONObject) -> str:
     if history:
         names = ["step", *(name for name in history[-1] if name != "step")]
         rows = [[_shorten(row.get(name)) for name in names] for row in history]
-        lines += _columns([names, *rows])
+        lines += aligned_lines([names, *rows])
     measured = results.get("evaluations", [])
     if measured:
         names = ["step", *(name for name in EVAL_SHOWN if any(name in row for row in measured))]
-        lines += _columns([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
+        lines += aligned_lines([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
     if "weights_path" in results:
         lines.append(f"weights: {results['weights_path']}")
         lines.append(f"talk to it: hermes --model run:{results['run_id']}")
@@ -97,18 +96,9 @@ def runs_text(home: Path, as_json: bool) -> str:
     for run in runs:
         metrics = run.get("metrics") or {}
         step = f"{metrics.get('step', 0)}/{run['total_steps']}"
-        reward = _shorten(metrics.get("reward_mean"))
-        table.append(
-            (
-                run["run_id"],
-                run["environment"],
-                run["status"],
-                step,
-                reward,
-                str(run["running_time_minutes"]),
-            )
-        )
-    return "\n".join(_columns(table))
+        figures = (step, _shorten(metrics.get("reward_mean")), str(run["running_time_minutes"]))
+        table.append((run["run_id"], run["environment"], run["status"], *figures))
+    return "\n".join(aligned_lines(table))
 
 
 def _shorten(value: object) -> str:
@@ -116,10 +106,6 @@ def _shorten(value: object) -> str:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 40 else text[:39] + "…"
-
-
-def _columns(table: Sequence[Sequence[str]]) -> list[str]:
-    return list(aligned_lines(table))
 
 
 def inference_text(report: JSONObject) -> str:
@@ -130,7 +116,7 @@ def inference_text(report: JSONObject) -> str:
     working = (
         "the environment works" if report["summary"]["environment_working"] else "no model could be tested"
     )
-    return "\n".join([*_columns(table), f"{working}; files in {report['summary']['output_directory']}"])
+    return "\n".join([*aligned_lines(table), f"{working}; files in {report['summary']['output_directory']}"])
 
 
 def preflight_text(report: JSONObject) -> str:
