@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from statistics import stdev
 
 from hermes.batch.spec import RunSpec
 from hermes.core import JSONObject, Usage
@@ -215,16 +216,9 @@ def describe_rewards(rewards: Sequence[float], grader_failures: int) -> JSONObje
         "count": len(ordered),
         "grader_failures": grader_failures,
         "mean": mean,
-        "std": deviation(ordered),
+        "std": stdev(ordered) if len(ordered) > 1 else None,
         **{name: quantile(ordered, share) if ordered else None for name, share in quarters.items()},
     }
-
-
-def deviation(values: Sequence[float]) -> float | None:
-    if len(values) < 2:
-        return None
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _add_calls(total: dict[str, Counter[str]], stats: JSONObject) -> None:

@@ -13,12 +13,11 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from hermes.config import load, paths
 from hermes.config.doctor import machine
@@ -28,13 +27,8 @@ from hermes.config.providers import BUNDLED_MODELS, BUNDLED_PROVIDER, profiles, 
 from hermes.config.settings import LOCAL
 from hermes.errors import HermesError
 
-
-class Probe(Protocol):
-    """One check; the name is what a failure of the check itself is reported under."""
-
-    __name__: str
-
-    def __call__(self, subject: Subject, /) -> list[Check]: ...
+Probe = Callable[[Subject], list[Check]]
+"""One check; the name is what a failure of the check itself is reported under."""
 
 
 def examine(environ: Mapping[str, str] | None = None) -> list[Check]:
