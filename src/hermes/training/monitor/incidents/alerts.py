@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hermes.config.settings import ALERT_RULE
@@ -64,13 +64,7 @@ class Alert:
         return f"{self.rule.text}: {self.value:.4g} (step {self.step}{until})"
 
     def to_json(self) -> JSONObject:
-        return {
-            "rule": self.rule.text,
-            "step": self.step,
-            "last_step": self.last_step,
-            "value": self.value,
-            "ongoing": self.ongoing,
-        }
+        return {**asdict(self), "rule": self.rule.text}
 
 
 def parse_rule(text: str) -> AlertRule:
