@@ -69,8 +69,12 @@ Handler = Callable[[JSONObject, Workbench], Awaitable["ToolOutput | str"]]
 
 def object_schema(*required: str, **properties: JSONObject) -> JSONObject:
     """The JSON schema of an object with these properties and no others."""
-    needed = {"required": list(required)} if required else {}
-    return {"type": "object", "properties": properties, **needed, "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
 def always_available(settings: Settings, environ: Mapping[str, str]) -> str | None:
