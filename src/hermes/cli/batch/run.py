@@ -18,7 +18,7 @@ from hermes.batch.output.finalise import DatasetSummary, finalise
 from hermes.batch.overview import overview
 from hermes.batch.plan import read_progress, unfinished_samples
 from hermes.batch.progress import open_view
-from hermes.batch.reward import load_reward
+from hermes.batch.reward import check_reward
 from hermes.batch.spec import RunSpec, open_run
 from hermes.batch.start import make_spec, with_grader
 from hermes.batch.tasks import Dataset, read_dataset
@@ -58,7 +58,7 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
         )
     for reference in {options.reward, *(row.reward for row in dataset.rows)}:
         if reference is not None:
-            load_reward(reference)  # a mistake in it is found before anything is paid for
+            check_reward(reference)  # a mistake in it is found before anything is paid for
     config, new_spec = spec_of(options, dataset)
     end: tuple[RunResult, DatasetSummary] | None = None
     try:
