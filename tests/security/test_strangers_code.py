@@ -1,7 +1,7 @@
 """Environment files and reward functions of strangers that misbehave while they are imported.
 
-A command that only looks at such a file says one sentence that names it, and leaves nothing running. A command
-that is there to run it says at least that the file ended it.
+A command that only looks at such a file says one sentence that names it, and leaves nothing running. A
+command that is there to run it says at least that the file ended it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from hermes.batch.reward import check_reward
 from hermes.config.load import load
 from hermes.envs.cli.check import CheckReport, CheckState, check_file
+from hermes.envs.cli.template import write_template
 from hermes.errors import UsageError
 from hermes.rl.config.resolve import EnvSelection, resolve
 from hermes.sandbox import child_call
@@ -80,7 +81,7 @@ MISDEEDS = {
     "text of bytes that are none": Misdeed("raise ValueError('\\ud800\\x1b[2J')", "ValueError"),
     "prints rubbish": Misdeed("print('{\"passed\": 1}' * 1000)", ""),
     "closes its output": Misdeed("import os, sys; sys.stdout.close(); os.close(1)", ""),
-    "closes every descriptor": Misdeed("import os; os.closerange(0, 256)", ""),
+    "closes every descriptor": Misdeed("import os; os.closerange(0, 256)", "Bad file descriptor"),
     "starts a thread that stays": Misdeed(
         "import threading, time; threading.Thread(target=time.sleep, args=(10_000,)).start()", ""
     ),
@@ -157,12 +158,16 @@ def test_a_check_says_one_sentence_and_leaves_nothing_behind(stranger: Path, wor
 def test_findings_so_far_are_kept_when_a_later_step_ends_the_process(
     method: str, name: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "late_env.py"
-    path.write_text(re.sub(rf"(def {method}\(.*\):\n)", r"\1        import os; os._exit(5)\n", OURS))
+    path = write_template("late", tmp_path)
+    text, count = re.subn(
+        rf"(def {method}\(.*\) -> .*:\n)", r"\1        import os; os._exit(5)\n", path.read_text()
+    )
+    assert count == 1
+    path.write_text(text)
     report = check(path)
     assert [finding.name for finding in report.findings][-2:] == [name, "goes on"]
     assert (
-        "late_env.py ended its process after it was imported, with exit code 5" in report.findings[-1].detail
+        f"{path.name} ended its process after it was imported, with exit code 5" in report.findings[-1].detail
     )
 
 
@@ -221,7 +226,7 @@ def test_a_reward_function_is_looked_at_in_a_child(
 RUNNING = {
     "ends the process": (3, "error: the process ended while {path} was imported"),
     "crashes": (-11, "error: the process ended while {path} was imported"),
-    "SystemExit": (2, "error: {path}:1 ends the process when it is imported: SystemExit: 4"),
+    "SystemExit": (2, "{path}:1 ends the process when it is imported: SystemExit: 4"),
 }
 
 

@@ -31,8 +31,12 @@ import pytest
 from hermes.batch.overview import overview
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import read_dataset
+from hermes.cli.chat.inputs import compose
+from hermes.cli.chat.options import read_schema
+from hermes.cli.chat.query import schema_problem
 from hermes.cli.chat.template_file import load_template
 from hermes.cli.compress.command import read_compress_file
+from hermes.cli.train.reward import _examples
 from hermes.config import env_file
 from hermes.config.load import load
 from hermes.core import Message
@@ -42,6 +46,7 @@ from hermes.data.compress.run.inputs import file_items, find_files
 from hermes.data.curate.base import read_eval_set
 from hermes.data.importing import import_files
 from hermes.engine.lora.adapter_tar import unpack
+from hermes.envs.builtin.reward_function import check_rows
 from hermes.envs.dataset import load_tasks
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError, UsageError
@@ -50,10 +55,11 @@ from hermes.rl.config.run_file import read_run_file
 from hermes.rl.model_shape import shape_of
 from hermes.rl.run import RlRun, RunStatus, read_metrics
 from hermes.rl.run_config import RunConfig
-from hermes.skills.catalogue import list_skills
+from hermes.skills.catalogue import list_skills, read_skill_file
 from hermes.skills.source import read_source
 from hermes.store import Reader, Writer
 from hermes.store.upkeep.maintain import check
+from hermes.store.upkeep.salvage import salvage
 from hermes.training.checkpoints import StateFile
 from hermes.training.preference.readout import ReadOut
 from hermes.training.preference.reward_model import RewardModelSpec, read_spec, write_spec
@@ -228,6 +234,37 @@ def reward_model(path: Path) -> object:
     return read_spec(str(path), path.parent)
 
 
+def question_part(path: Path) -> object:
+    return compose("", [path], "")
+
+
+def schema(path: Path) -> object:
+    read = read_schema(str(path))
+    assert read is not None
+    return schema_problem('{"a": [[1]]}', read)
+
+
+def skill_file(path: Path) -> object:
+    [listed] = list_skills(path.parents[2]).skills
+    return read_skill_file(listed, path.name)
+
+
+def salvaged(path: Path) -> object:
+    return salvage(path, path.parent / "rescued.db").lost
+
+
+def scored_rows(path: Path) -> object:
+    try:
+        return list(_examples(load(environ={"HERMES_HOME": str(path.parent)}), [str(path)]))
+    except HermesError as error:
+        assert str(path) in error.message, error.message
+        raise
+
+
+def reward_tasks(path: Path) -> object:
+    return check_rows(read_dataset(str(path)))
+
+
 def adapter_rank(path: Path) -> object:
     return adapter(path), rank_of(path.parent)
 
@@ -338,6 +375,11 @@ def sample_text(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 
 
+def sample_skill_file(path: Path) -> None:
+    (path.parent / "SKILL.md").write_text(skill_text("a"))
+    path.write_text("notes\n")
+
+
 def sample_tokenizer(path: Path) -> None:
     tiny_tokenizer(path.parent)
 
@@ -441,6 +483,13 @@ KINDS = {
         )
         for client in CLIENTS
     },
+    "part of a question": FileKind("part.txt", sample_text("some text\n"), question_part),
+    "schema of an answer": FileKind("schema.json", sample_text('{"type": "object"}'), schema),
+    "file of a skill": FileKind("skills/a/notes.md", sample_skill_file, skill_file),
+    "tasks of a reward function": FileKind("prompts.jsonl", sample_jsonl, reward_tasks),
+    "rows to score": FileKind("answers.jsonl", sample_jsonl, scored_rows),
+    "rows to score, Parquet": FileKind("answers.parquet", sample_parquet, scored_rows),
+    "database to rescue": FileKind("hermes.db", sample_db, salvaged),
     "database": FileKind("hermes.db", sample_db, database),
 }
 
