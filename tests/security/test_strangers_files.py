@@ -26,16 +26,21 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Never
 
+import click
 import pytest
 
+from hermes.batch.options import BatchOptions
 from hermes.batch.overview import overview
 from hermes.batch.spec import RunSpec
+from hermes.batch.start import read_prefill
 from hermes.batch.tasks import read_dataset
+from hermes.cli.batch.command import _read_flags_file, batch
 from hermes.cli.chat.inputs import compose
 from hermes.cli.chat.options import read_schema
 from hermes.cli.chat.query import schema_problem
 from hermes.cli.chat.template_file import load_template
 from hermes.cli.compress.command import read_compress_file
+from hermes.cli.model_options import parse_model
 from hermes.cli.train.reward import _examples
 from hermes.config import env_file
 from hermes.config.load import load
@@ -245,8 +250,16 @@ def schema(path: Path) -> object:
 
 
 def skill_file(path: Path) -> object:
-    [listed] = list_skills(path.parents[2]).skills
+    [listed] = [each for each in list_skills(path.parents[2]).skills if each.directory == path.parent]
     return read_skill_file(listed, path.name)
+
+
+def batch_flags(path: Path) -> object:
+    return parse_model(BatchOptions, click.Context(batch), _read_flags_file(path), path)
+
+
+def prefill(path: Path) -> object:
+    return read_prefill(path)
 
 
 def salvaged(path: Path) -> object:
@@ -485,6 +498,10 @@ KINDS = {
     },
     "part of a question": FileKind("part.txt", sample_text("some text\n"), question_part),
     "schema of an answer": FileKind("schema.json", sample_text('{"type": "object"}'), schema),
+    "flags of batch": FileKind("b.yaml", sample_text("num-workers: 2\n"), batch_flags),
+    "prefilled messages": FileKind(
+        "prefill.json", sample_text('[{"role": "user", "content": "hi"}]'), prefill
+    ),
     "file of a skill": FileKind("skills/a/notes.md", sample_skill_file, skill_file),
     "tasks of a reward function": FileKind("prompts.jsonl", sample_jsonl, reward_tasks),
     "rows to score": FileKind("answers.jsonl", sample_jsonl, scored_rows),
@@ -700,3 +717,31 @@ def test_databases_of_others_are_refused(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     assert "damaged" in read_limited(database, [path])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"$ref": "http://127.0.0.1:9/schema"}', "cannot be resolved"),
+        ('{"$ref": "file:///etc/passwd"}', "cannot be resolved"),
+        ('{"$ref": "#"}', "refers to itself without end"),
+        ('{"$ref": "#/$defs/none"}', "cannot be resolved"),
+        ('{"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/a"}}}', "without end"),
+    ],
+)
+def test_a_schema_that_cannot_be_applied_is_one_sentence_and_no_download(text: str, words: str) -> None:
+    found = read_schema(text)
+    assert found is not None
+    problem = schema_problem('{"a": 1}', found)
+    assert problem is not None and words in problem
+
+
+def test_an_answer_without_end_is_no_traceback() -> None:
+    assert "nested too deeply" in (schema_problem("[" * 100_000, {"type": "array"}) or "")
+
+
+def test_a_device_is_no_part_of_a_question() -> None:
+    with pytest.raises(UsageError, match="more than 1,000,000 bytes"):
+        compose("", [Path("/dev/zero")], "")
+    with pytest.raises(UsageError, match="more than 1,000,000 bytes"):
+        read_schema("/dev/zero")

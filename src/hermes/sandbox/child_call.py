@@ -90,14 +90,14 @@ async def _call(
     supervisor = await SandboxSupervisor.open()
     try:
         process = await supervisor.start(launch, stdin=False)
-        waited_s, shown, code = 0.0, 0, None
+        waited_s, forwarded, code = 0.0, 0, None
         while code is None and (waited_s < LOAD_LIMIT_S or path.stat().st_size):
             code = await process.wait(_LOOK_S)
             waited_s += _LOOK_S
             text = process.output()
-            if forward is not None and len(text) > shown and not process.capture.truncated:
-                forward(text[shown:])
-                shown = len(text)
+            if forward is not None and len(text) > forwarded and not process.capture.truncated:
+                forward(text[forwarded:])
+                forwarded = len(text)
         process.kill_now()
     finally:
         await supervisor.close()
