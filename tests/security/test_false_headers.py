@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.test_strangers_files import (
+from tests.security.strangers_files import (
     ESCAPED,
     adapter,
     dataset,

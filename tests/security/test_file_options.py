@@ -15,7 +15,7 @@ import click
 import pytest
 
 from hermes.cli.main import cli
-from tests.security.test_strangers_files import KINDS
+from tests.security.strangers_files import KINDS
 
 _WORDS = re.compile(
     r"file|path|folder|\bdir|config|prompts|dataset|template|schema|weights|adapter|tokenizer|source|input"

@@ -44,10 +44,7 @@ def read_arguments(call: ToolCall, schema: JSONObject) -> JSONObject:
         raise _argument_error("the arguments hold half a surrogate pair, which no text can hold") from None
     except ValueError as error:
         raise _argument_error(f"the arguments are not valid JSON: {error}") from None
-    try:
-        problems = _problems(arguments, schema)
-    except ValueError as error:
-        raise _argument_error(f"the tool's own schema cannot be applied: {error}") from None
+    problems = _problems(arguments, schema)
     if problems:
         raise _argument_error("; ".join(problems))
     return arguments

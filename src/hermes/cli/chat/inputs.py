@@ -63,7 +63,7 @@ def attachment(path: Path) -> str:
     return f"File {path}:\n<file>\n{read_named_text(path).rstrip()}\n</file>"
 
 
-def read_named_text(path: Path) -> str:
+def read_named_text(path: Path, label: str = "") -> str:
     """The text of a file that a person names; of a device or pipe no more than fits a question."""
     try:
         with path.open("rb") as file:
@@ -80,7 +80,7 @@ def read_named_text(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8 text", "convert it to text first") from error
     except OSError as error:
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", "check the path and its permissions"
+            f"cannot read {label}{path}: {error.strerror}", "check the path and its permissions"
         ) from error
 
 

@@ -161,14 +161,14 @@ def read_schema(text: str | None) -> JSONObject | None:
     source = "--schema"
     if not text.lstrip().startswith("{"):
         source = text
-        text = read_named_text(Path(text))
+        text = read_named_text(Path(text), "the schema ")
     from hermes.safety.json_schema import schema_fault
 
     try:
         schema = parse_object(text)
     except ValueError as error:
         raise UsageError(
-            f"{source} is no JSON schema: {error}", 'write an object, {"type": "object", …}'
+            f"{source} is no JSON schema: {error}", 'write a JSON schema: {"type": "object", …}'
         ) from error
     fault = schema_fault(schema)
     if fault is not None:
