@@ -1,7 +1,8 @@
-"""Readers of strangers' files, a sound sample of each, kinds of damage, and a child with limits to read in."""
+"""Readers of strangers' files, a sound sample of each, kinds of damage, and a child to read them in."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import json
@@ -48,7 +49,7 @@ from hermes.engine.lora.adapter_tar import unpack
 from hermes.envs.builtin.reward_function import check_rows
 from hermes.envs.dataset import load_tasks
 from hermes.envs.modes import commandline
-from hermes.errors import HermesError, UsageError
+from hermes.errors import HermesError, ToolError, UsageError
 from hermes.models.local.gguf import GGUFError, read_gguf
 from hermes.rl.config.run_file import read_run_file
 from hermes.rl.model_shape import shape_of
@@ -59,6 +60,7 @@ from hermes.skills.source import read_source
 from hermes.store import Reader, Writer
 from hermes.store.upkeep.maintain import check
 from hermes.store.upkeep.salvage import salvage
+from hermes.tools.datasets.files import MAX_BYTES, _parse_file
 from hermes.training.checkpoints import StateFile
 from hermes.training.preference.readout import ReadOut
 from hermes.training.preference.reward_model import RewardModelSpec, read_spec, write_spec
@@ -107,6 +109,19 @@ def coding_session(client: str) -> Callable[[Path], object]:
         ]
 
     return read
+
+
+def packed_session(path: Path) -> object:
+    return coding_session("claude-code")(path)
+
+
+def looked_at(path: Path) -> object:
+    try:
+        return asyncio.run(_parse_file(str(path), path.read_bytes()[: MAX_BYTES + 1], 0, 5)).rows
+    except ToolError as error:
+        raise HermesError(str(error)) from error
+    except OSError as error:  # the sandbox reads it, and says so
+        raise HermesError(str(error)) from error
 
 
 def archive(path: Path) -> object:
@@ -432,6 +447,22 @@ def sample_session_of(client: str) -> Callable[[Path], None]:
     return sample
 
 
+def sample_packed_session(path: Path) -> None:
+    import zstandard
+
+    sample_session_of("claude-code")(path.with_name("s.jsonl"))
+    path.write_bytes(zstandard.ZstdCompressor().compress(path.with_name("s.jsonl").read_bytes()))
+    path.with_name("s.jsonl").unlink()
+
+
+def sample_arrow(path: Path) -> None:
+    import pyarrow
+
+    table = pyarrow.Table.from_pylist(rows())
+    with pyarrow.OSFile(str(path), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
 class FileKind(NamedTuple):
     name: str
     """Where the file lies in the folder of its case."""
@@ -500,6 +531,14 @@ KINDS = {
     "tasks of a reward function": FileKind("prompts.jsonl", sample_jsonl, reward_tasks),
     "rows to score": FileKind("answers.jsonl", sample_jsonl, scored_rows),
     "rows to score, Parquet": FileKind("answers.parquet", sample_parquet, scored_rows),
+    "session of some client": FileKind("s.jsonl", sample_session_of("codex"), coding_session("auto")),
+    "session, packed": FileKind("s.jsonl.zst", sample_packed_session, packed_session),
+    "evaluation set, text": FileKind("eval.txt", sample_text("one line\nand another\n"), eval_set),
+    "table, JSONL": FileKind("t.jsonl", sample_jsonl, looked_at),
+    "table, JSON": FileKind("t.json", sample_json, looked_at),
+    "table, CSV": FileKind("t.csv", sample_csv, looked_at),
+    "table, Parquet": FileKind("t.parquet", sample_parquet, looked_at),
+    "table, Arrow": FileKind("t.arrow", sample_arrow, looked_at),
     "database to rescue": FileKind("hermes.db", sample_db, salvaged),
     "database": FileKind("hermes.db", sample_db, database),
 }
@@ -529,6 +568,14 @@ def insert(data: bytes, rng: random.Random) -> bytes:
 @cache
 def gzip_bomb() -> bytes:
     return gzip.compress(bytes(200 << 20))
+
+
+@cache
+def zstd_bomb() -> bytes:
+    import zstandard
+
+    packer = zstandard.ZstdCompressor().compressobj()
+    return b"".join(packer.compress(bytes(1 << 24)) for _ in range(512)) + packer.flush()
 
 
 DAMAGES: dict[str, Damage] = {
@@ -564,6 +611,7 @@ DAMAGES: dict[str, Damage] = {
     "commas": lambda data, rng: b"," * MEGABYTE,
     "quotes": lambda data, rng: b'"' * (MEGABYTE + 1),
     "a gzip bomb": lambda data, rng: gzip_bomb(),
+    "a zstd bomb": lambda data, rng: zstd_bomb(),
 }
 
 

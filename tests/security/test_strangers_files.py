@@ -34,6 +34,7 @@ from tests.security.strangers_files import (
     dataset,
     imported,
     model_config,
+    packed_session,
     place,
     read_limited,
     rows,
@@ -161,3 +162,10 @@ def test_a_device_is_no_part_of_a_question() -> None:
         compose("", [Path("/dev/zero")], "")
     with pytest.raises(UsageError, match="more than 1,000,000 bytes"):
         read_schema("/dev/zero")
+
+
+def test_a_packed_session_that_becomes_far_larger_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl.zst"
+    path.write_bytes(DAMAGES["a zstd bomb"](b"", random.Random(0)))
+    assert path.stat().st_size < MEGABYTE
+    assert "unpacks to more than 256 MiB" in str(packed_session(path))
