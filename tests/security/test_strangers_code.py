@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +19,15 @@ import pytest
 
 from hermes.batch.reward import check_reward
 from hermes.config.load import load
+from hermes.core import Message
 from hermes.envs.cli.check import CheckReport, CheckState, check_file
 from hermes.envs.cli.template import write_template
 from hermes.errors import UsageError
 from hermes.rl.config.resolve import EnvSelection, resolve
 from hermes.sandbox import child_call
+from hermes.store import Writer
 from hermes.web.runs.fields import read_fields
+from tests import records
 
 OURS = """
 from hermes.envs.agent.env import HermesAgentBaseEnv
@@ -240,28 +245,75 @@ def test_a_command_that_runs_the_file_says_that_the_file_ended_it(
     path = tmp_path / "stranger_env.py"
     path.write_text(f"{MISDEEDS[name].code}\n{OURS}\ndef f(ctx):\n    return 1.0\n")
     words = [word.format(path=path) for word in arguments]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hermes", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = hermes(*words)
     code, sentence = RUNNING[name]
     assert done.returncode == code, done.stderr
     assert sentence.format(path=path) in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_what_a_file_prints_is_not_in_the_json_of_a_check(tmp_path: Path) -> None:
-    path = tmp_path / "stranger_env.py"
-    path.write_text(f"print('rubbish')\nimport os; os.write(1, b'more rubbish')\n{OURS}")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "hermes", "env", "check", "--json", str(path)],
+def test_scoring_says_that_a_function_ended_the_process(home: Path, tmp_path: Path) -> None:
+    with Writer(home / "hermes.db") as writer:
+        records.record(writer, [Message.user("hello"), Message.assistant("hi")])
+    path = tmp_path / "reward.py"
+    path.write_text("import os\ndef f(ctx):\n    os._exit(7)\n")
+    done = hermes("trajectories", "score", "--reward", f"{path}:f")
+    assert done.returncode == 7
+    assert f"error: the process ended while {path}:f scored" in done.stderr
+    done = hermes("rate", "auto", "--reward", f"{path}:f")
+    assert done.returncode == 7
+    assert f"error: the process ended while {path}:f rated" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_check_that_is_ended_takes_what_it_started_along(number: signal.Signals, tmp_path: Path) -> None:
+    path, begun = tmp_path / "stranger_env.py", tmp_path / "begun"
+    path.write_text(f"open({str(begun)!r}, 'w').close()\nimport time; time.sleep(10_000)\n{OURS}")
+    command = [sys.executable, "-P", "-m", "hermes", "env", "check", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    while strangers_processes(path):  # the test's own limit of time ends it
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("command", ["batch", "bench"])
+def test_no_model_is_asked_before_a_function_could_be_loaded(command: str, tmp_path: Path) -> None:
+    path, tasks = tmp_path / "reward.py", tmp_path / "tasks.jsonl"
+    path.write_text("import os\nos._exit(7)\n")
+    tasks.write_text('{"prompt": "a"}\n')
+    words = [
+        "--dataset-file",
+        str(tasks),
+        "--run-name",
+        "r",
+        "--output-dir",
+        str(tmp_path),
+        "--model",
+        "openai/m",
+    ]
+    done = hermes(command, *words, "--reward", f"{path}:f")
+    assert done.returncode == 2
+    assert f"{path} ended its process while it was imported, with exit code 7" in done.stderr
+
+
+def hermes(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "hermes", *words],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def test_what_a_file_prints_is_not_in_the_json_of_a_check(tmp_path: Path) -> None:
+    path = tmp_path / "stranger_env.py"
+    path.write_text(f"print('rubbish')\nimport os; os.write(1, b'more rubbish')\n{OURS}")
+    done = hermes("env", "check", "--json", str(path))
     assert json.loads(done.stdout)["findings"][0]["state"] == "ok"
     assert "rubbish" in done.stderr and "more rubbish" in done.stderr
