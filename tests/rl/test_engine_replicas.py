@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import load
+from hermes.core.memory import available_bytes
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.preflight import preflight
-from hermes.rl.checks.replica_memory import cpu_free_bytes, missing_on_cpu, missing_on_gpus
+from hermes.rl.checks.replica_memory import missing_on_cpu, missing_on_gpus
 from hermes.rl.config.fields import TrainerFields
 from hermes.rl.run import RunState, all_runs
 from hermes.rl.start import start
@@ -83,7 +84,7 @@ def test_what_a_run_sets_reaches_the_engines_command_line() -> None:
     assert engine_options(TrainerFields()).arguments() == ("engine", "serve")
 
 
-@pytest.mark.skipif(cpu_free_bytes() is None, reason="the system does not report its free memory")
+@pytest.mark.skipif(not available_bytes(), reason="the system does not report its free memory")
 def test_a_run_with_more_replicas_than_memory_is_refused_before_it_starts(home_with: MakeHome) -> None:
     home = home_with()
     config = load({}, {"HERMES_HOME": str(home)})

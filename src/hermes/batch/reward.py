@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hermes.batch.tasks import TaskRow
 from hermes.core import JSON, JSONObject, Trajectory
 from hermes.errors import HermesError, UsageError
+from hermes.safety.author_import import importing, line_in
 
 if TYPE_CHECKING:  # the parent of a run loads reward functions too, and needs no sandbox for that
     from hermes.sandbox.base import Sandbox
 
+_HERMES = Path(__file__).parents[1]
 Result = TypeVar("Result")
 RewardFunction = Callable[["RewardContext"], Any]
 OpenSandbox = Callable[[], Awaitable["Sandbox"]]
@@ -85,24 +87,19 @@ def load_reward(reference: str) -> RewardFunction:
 
     UsageError: there is no such file or function, or the function cannot be called with one argument.
     """
-    file, _, name = reference.rpartition(":")
-    if not file and Path(reference).is_file():
-        raise UsageError(
-            f"--reward {reference}: no function is named", f"write {reference}:FUNCTION, for example score"
-        )
-    path = Path(file)
-    if not file or not path.is_file():
-        raise UsageError(
-            f"--reward {reference}: there is no file {file or reference}", "write file.py:function"
-        )
+    path, name = _named(reference)
     spec = importlib.util.spec_from_file_location(f"hermes_reward_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with importing(path):
+            spec.loader.exec_module(module)
+    except UsageError as error:
+        raise UsageError(f"--reward {reference}: {error.message}", error.hint) from error
     except Exception as error:
         raise UsageError(
-            f"--reward {reference}: {path} fails to load: {error!r}", "run it with python"
+            f"--reward {reference}: {path}{line_in(path, error)} fails to load: {error!r}",
+            f"run it with python: python {path}",
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -113,6 +110,38 @@ def load_reward(reference: str) -> RewardFunction:
     _check_signature(reference, function)
     loaded: RewardFunction = function
     return loaded
+
+
+def check_reward(reference: str) -> None:
+    """Loads it in a child process, for a command that does not run it. UsageError, whatever the file does."""
+    from hermes.sandbox.child_call import call_in_child
+
+    path, _ = _named(reference)
+    if path.is_relative_to(_HERMES):
+        return
+    problem = call_in_child("hermes.batch.reward:_report_loaded", {"reference": reference}, path).problem
+    if problem is not None:
+        raise problem
+
+
+def _report_loaded(report: Callable[[JSON], None], reference: str) -> None:
+    load_reward(reference)
+    report(None)
+
+
+def _named(reference: str) -> tuple[Path, str]:
+    """The file and the function."""
+    file, _, name = reference.rpartition(":")
+    if not file and Path(reference).is_file():
+        raise UsageError(
+            f"--reward {reference}: no function is named", f"write {reference}:FUNCTION, for example score"
+        )
+    path = Path(file)
+    if not file or not path.is_file():
+        raise UsageError(
+            f"--reward {reference}: there is no file {file or reference}", "write file.py:function"
+        )
+    return path, name
 
 
 def _check_signature(reference: str, function: Callable[..., Any]) -> None:

@@ -11,7 +11,8 @@ from hermes.batch.spec import Filters, RunSpec, load_spec
 from hermes.batch.tasks import Dataset
 from hermes.config.load import Config
 from hermes.config.providers import resolve_model
-from hermes.core import JSONObject
+from hermes.core import JSONObject, Role
+from hermes.disk.files import read_text
 from hermes.errors import UsageError
 from hermes.models.local.model import DEFAULT_MAX_TOKENS
 from hermes.models.usage import price_of
@@ -84,7 +85,7 @@ def make_spec(
         seed=options.seed,
         settings=settings,
         system_prompt=options.ephemeral_system_prompt,
-        prefill=_read_prefill(options.prefill_messages_file),
+        prefill=read_prefill(options.prefill_messages_file),
         reward=options.reward,
         filters=Filters(
             require_reasoning=options.require_reasoning,
@@ -141,15 +142,21 @@ def _parse_toolsets(text: str | None) -> tuple[str, ...] | None:
     return _NO_TOOLSETS if names == ["none"] else tuple(check_toolset(name) for name in names)
 
 
-def _read_prefill(path: Path | None) -> tuple[JSONObject, ...]:
+def read_prefill(path: Path | None) -> tuple[JSONObject, ...]:
+    """The messages of a file; UsageError if it holds anything else."""
     if path is None:
         return ()
+    text = read_text(path)
+    if text is None:
+        raise UsageError(f"there is no file {path}", "correct --prefill-messages-file")
     try:
-        messages = json.loads(path.read_text("utf-8"))
-        return tuple(
-            {"role": str(message["role"]), "content": str(message["content"])} for message in messages
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        messages = [(Role(row["role"]), row["content"]) for row in json.loads(text)]
+        if wrong := [content for _, content in messages if not isinstance(content, str)]:
+            raise TypeError(f"the content of a message is no text: {str(wrong[0])[:100]}")
+        for _, content in messages:
+            content.encode()
+        return tuple({"role": role.value, "content": content} for role, content in messages)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a list of messages: {error!r}", 'write [{"role": "user", "content": "…"}, …]'
         ) from error

@@ -11,6 +11,9 @@ import click
 from hermes.cli.options import CommandGroup, json_option, stored_variables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hermes.core import JSON
     from hermes.envs.cli.check import CheckReport
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -101,15 +104,33 @@ def check(
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
     from hermes.cli.terminal.waiting import waiting
-    from hermes.envs.cli.check import check_class
+    from hermes.envs.cli.check import check_file
+    from hermes.safety.text import printable
+
+    def forward(text: str) -> None:
+        click.echo(printable(text), err=True, nl=False)
 
     named_folders, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
     path = _locate(environment, (*folders, *named_folders))
     with waiting(f"playing the tasks of {path.stem}"):
-        report = check_class(lambda: _load(path), remaining, red_team=red_team)
+        call = f"{__name__}:check_in_child"
+        report = check_file(path, call, remaining, forward, red_team=red_team)
     _print_report(report, as_json)
     ctx.exit(0 if report.passed else 1)
+
+
+def check_in_child(report: Callable[[JSON], None], path: str, settings: list[str], *, red_team: bool) -> None:
+    """Checks an environment in this process, a child of `hermes env check`, and reports each finding."""
+    from hermes.envs.cli.check import check_class
+
+    check_class(lambda: _load(Path(path)), settings, red_team=red_team, announce=report)
+
+
+def load_in_child(report: Callable[[JSON], None], path: str) -> None:
+    """Loads an environment in this process, a child of a command that is about to load it itself."""
+    _load(Path(path))
+    report(None)
 
 
 def _print_report(report: CheckReport, as_json: bool) -> None:
@@ -157,8 +178,13 @@ def debug(
     from hermes.cli.terminal.waiting import waiting
     from hermes.envs.cli.debug import debug_blocks, debug_class
     from hermes.safety.text import printable
+    from hermes.sandbox.child_call import call_in_child
 
     path = _locate(environment, folders)
+    with waiting(f"importing {path.name}"):
+        problem = call_in_child(f"{__name__}:load_in_child", {"path": str(path)}, path).problem
+    if problem is not None:
+        raise problem
     with waiting(f"playing task {number} of {path.stem}"):
         report = debug_class(lambda: _load(path), settings, number=number, player=player)
     if as_json:

@@ -58,8 +58,9 @@ def model_options(
 def read_flags(model: type[BaseModel], path: Path, command: str) -> dict[str, Any]:
     """The values of a YAML file whose keys are the flags of a command."""
     from hermes.config import yaml_file
+    from hermes.disk.files import read_text
 
-    return fields_of_keys(model, yaml_file.parse(path.read_text("utf-8"), str(path)).data, path, command)
+    return fields_of_keys(model, yaml_file.parse(read_text(path) or "", str(path)).data, path, command)
 
 
 def fields_of_keys(

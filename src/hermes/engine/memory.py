@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from hermes.core.memory import available_bytes, read_kilobytes
 from hermes.engine.types import EngineCapacityError
 
 _OUT_OF_MEMORY_TEXTS = (
@@ -52,7 +52,7 @@ def free_bytes(device: torch.device) -> int:
     """Free memory of the device; half of all memory where the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return _available_bytes() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return available_bytes() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def reset_peak(device: torch.device) -> None:
@@ -68,7 +68,7 @@ def peak_bytes(device: torch.device) -> int:
     """Peak memory: of tensors on a GPU, of the process on a CPU; 0 where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return _read_kilobytes("/proc/self/status", "VmHWM")
+    return read_kilobytes("/proc/self/status", "VmHWM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ProcessMemory:
 
 
 def process_memory() -> ProcessMemory:
-    rss_bytes = _read_kilobytes("/proc/self/status", "VmRSS")
+    rss_bytes = read_kilobytes("/proc/self/status", "VmRSS")
     library = _glibc()
     if library is None:
         return ProcessMemory(rss_bytes, 0, 0, 0)
@@ -105,7 +105,7 @@ class FreedMemory:
         rss_bytes: Callable[[], int] | None = None,
         trim: Callable[[], None] | None = None,
     ) -> None:
-        self._rss_bytes = rss_bytes or (lambda: _read_kilobytes("/proc/self/status", "VmRSS"))
+        self._rss_bytes = rss_bytes or (lambda: read_kilobytes("/proc/self/status", "VmRSS"))
         self._trim = trim or trim_heap
         self._floor_bytes = self._rss_bytes()
         """The memory of the process after the last return, or less."""
@@ -161,18 +161,3 @@ def _glibc() -> ctypes.CDLL | None:
         return None
     library.mallinfo2.restype = _Mallinfo2
     return library
-
-
-def _available_bytes() -> int:
-    """Linux's estimate, which counts the file cache as free; 0 on other systems."""
-    return _read_kilobytes("/proc/meminfo", "MemAvailable")
-
-
-def _read_kilobytes(path: str, name: str) -> int:
-    """The field of a file of /proc that is given in kB, in bytes; 0 if it does not exist."""
-    try:
-        text = Path(path).read_text()
-    except OSError:
-        return 0
-    match = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0

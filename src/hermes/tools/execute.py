@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from hermes.core import JSON, JSONObject, Message, Role, ToolCall, ToolErrorKind, ToolResult
 from hermes.errors import HermesError, SandboxError, ToolError
 from hermes.safety.approval import Approver
+from hermes.safety.json_schema import violations
 from hermes.tools import result_budget
 from hermes.tools.base import Tool, ToolOutput, Workbench
 
@@ -50,12 +51,7 @@ def read_arguments(call: ToolCall, schema: JSONObject) -> JSONObject:
 
 
 def _problems(arguments: JSONObject, schema: JSONObject) -> list[str]:
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-    from referencing.jsonschema import EMPTY_REGISTRY
-
-    # With this registry a schema with a remote reference is an error, not a download.
-    validator = Draft202012Validator(schema, registry=EMPTY_REGISTRY)
-    errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(part) for part in error.path])
+    errors = sorted(violations(arguments, schema), key=lambda error: [str(part) for part in error.path])
     problems = [_describe(error) for error in errors[:_MAX_PROBLEMS]]
     if len(errors) > _MAX_PROBLEMS:
         problems.append(f"and {len(errors) - _MAX_PROBLEMS} more")

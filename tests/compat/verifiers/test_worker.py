@@ -136,6 +136,18 @@ BROKEN = {
         "needs data from the hub",
     ),
     "exits": ("import os\nos._exit(0)\n", "the process that ran exits ended"),
+    "exits_and_stays": (
+        "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nos._exit(0)\n",
+        "the process that ran exits_and_stays ended",
+    ),
+    "exits_and_hides": (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(30)\nos._exit(0)\n",
+        "the process that ran exits_and_hides ended",
+    ),
+    "raises_and_stays": (
+        "import os, time\nif os.fork() == 0:\n    time.sleep(600)\nraise RuntimeError('no luck')\n",
+        "could not be loaded.*no luck",
+    ),
     "exits_softly": ("raise SystemExit(0)\n", "exits_softly"),
     "recurses": ("def load_environment(): return load_environment()\n", "recursion"),
     "forges": (

@@ -75,7 +75,9 @@ class _Bench:
     def run(self) -> int:
         """0 if every sample of every model is finished, else 1."""
         from hermes.batch.compare.scores import compare_models
+        from hermes.cli.batch.run import check_rewards
 
+        check_rewards(self._reward, self._dataset)
         options = self._options
         contenders = [self._try_model(model) for model in self._models]
         if not any(contender.attempts for contender in contenders) and self._errors:

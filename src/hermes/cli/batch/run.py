@@ -18,7 +18,7 @@ from hermes.batch.output.finalise import DatasetSummary, finalise
 from hermes.batch.overview import overview
 from hermes.batch.plan import read_progress, unfinished_samples
 from hermes.batch.progress import open_view
-from hermes.batch.reward import load_reward
+from hermes.batch.reward import check_reward
 from hermes.batch.spec import RunSpec, open_run
 from hermes.batch.start import make_spec, with_grader
 from hermes.batch.tasks import Dataset, read_dataset
@@ -56,9 +56,7 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
             "pip install 'hermes-research[envs]'",
             err=True,
         )
-    for reference in {options.reward, *(row.reward for row in dataset.rows)}:
-        if reference is not None:
-            load_reward(reference)  # a mistake in it is found before anything is paid for
+    check_rewards(options.reward, dataset)
     config, new_spec = spec_of(options, dataset)
     end: tuple[RunResult, DatasetSummary] | None = None
     try:
@@ -79,6 +77,13 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
     assert end is not None
     result, summary = end
     return 0 if result.complete and not _never_scored(summary) else 1
+
+
+def check_rewards(reward: str | None, dataset: Dataset) -> None:
+    """UsageError: a reward function of the run or of a row cannot be used; found before anything is paid."""
+    for reference in {reward, *(row.reward for row in dataset.rows)}:
+        if reference is not None:
+            check_reward(reference)
 
 
 def _never_scored(summary: DatasetSummary) -> bool:

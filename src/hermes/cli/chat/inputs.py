@@ -60,21 +60,28 @@ def expand_files(text: str) -> str:
 
 def attachment(path: Path) -> str:
     """A file's name and text, marked so that a model sees where it begins and ends."""
+    return f"File {path}:\n<file>\n{read_named_text(path).rstrip()}\n</file>"
+
+
+def read_named_text(path: Path, label: str = "") -> str:
+    """The text of a file that a person names; of a device or pipe no more than fits a question."""
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise UsageError(
-                f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} fit into a question",
-                "give the part that matters, or let the agent read it with the file toolset",
-            )
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                size = path.stat().st_size
+                amount = f"{size:,} bytes" if size else f"more than {MAX_FILE_BYTES:,} bytes"
+                raise UsageError(
+                    f"{path} has {amount}; at most {MAX_FILE_BYTES:,} fit into a question",
+                    "give the part that matters, or let the agent read it with the file toolset",
+                )
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text", "convert it to text first") from error
     except OSError as error:
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", "check the path and its permissions"
+            f"cannot read {label}{path}: {error.strerror}", "check the path and its permissions"
         ) from error
-    return f"File {path}:\n<file>\n{text.rstrip()}\n</file>"
 
 
 def compose(question: str, fragments: Sequence[Path], piped: str) -> str:

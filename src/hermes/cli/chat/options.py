@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hermes.cli.chat.inputs import read_named_text
+from hermes.core.json import parse_object
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,28 +161,18 @@ def read_schema(text: str | None) -> JSONObject | None:
     source = "--schema"
     if not text.lstrip().startswith("{"):
         source = text
-        try:
-            text = Path(text).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UsageError(
-                f"cannot read the schema {source}: {reason}",
-                "give a JSON file, or the schema itself in quotes",
-            ) from error
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
+        text = read_named_text(Path(text), "the schema ")
+    from hermes.safety.json_schema import schema_fault
 
     try:
-        schema = json.loads(text)
-        Draft202012Validator.check_schema(schema)
+        schema = parse_object(text)
     except ValueError as error:
-        raise UsageError(f"{source} is not JSON: {error}", "write a JSON schema") from error
-    except SchemaError as error:
         raise UsageError(
-            f"{source} is no JSON schema: {error.message}", "see https://json-schema.org"
+            f"{source} is no JSON schema: {error}", 'write a JSON schema: {"type": "object", …}'
         ) from error
-    if not isinstance(schema, dict):
-        raise UsageError(f"{source} is no JSON schema: expected an object", 'write {"type": "object", …}')
+    fault = schema_fault(schema)
+    if fault is not None:
+        raise UsageError(f"{source} is no JSON schema: {fault}", "see https://json-schema.org")
     return schema
 
 

@@ -137,13 +137,24 @@ def _schema_problem(loop: AgentLoop, schema: JSONObject | None) -> str | None:
     assert loop.outcome is not None
     if schema is None or loop.outcome.stop_reason is not StopReason.COMPLETED:
         return None
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+    return schema_problem(loop.messages[-1].content, schema)
+
+
+def schema_problem(answer: str, schema: JSONObject) -> str | None:
+    """Why the answer does not fit the schema; None if it does."""
+    from hermes.safety.json_schema import violations
 
     try:
-        answer = json.loads(loop.messages[-1].content)
+        value = json.loads(answer)
+    except RecursionError:
+        return "the answer is not JSON: it is nested too deeply"
     except ValueError as error:
         return f"the answer is not JSON: {error}"
-    for failure in Draft202012Validator(schema).iter_errors(answer):
+    try:
+        failures = violations(value, schema)
+    except ValueError as error:
+        return f"the answer cannot be compared with the schema: {error}"
+    for failure in failures[:1]:
         return f"the answer does not fit the schema: {failure.json_path}: {failure.message}"
     return None
 

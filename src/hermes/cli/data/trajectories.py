@@ -247,13 +247,19 @@ def score(filters: FilterOptions, reward: str, dataset_file: str | None, as_json
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.config.paths import db_path
+    from hermes.safety.author_import import witnessed
     from hermes.store import Reader
 
     function = load_reward(reward)
     rows = {row.key: row for row in read_dataset(dataset_file).rows} if dataset_file else {}
     config = load()
     conditions = filters.build()
-    with Reader(db_path(config.home)) as reader, open_writer(config) as writer, waiting("scoring"):
+    with (
+        Reader(db_path(config.home)) as reader,
+        open_writer(config) as writer,
+        waiting("scoring"),
+        witnessed(f"{reward} scored"),
+    ):
         result = asyncio.run(rescore(writer, reward, function, reader.trajectories(conditions), rows))
     failures = by_message(result.errors)
     if as_json:

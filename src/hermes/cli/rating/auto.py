@@ -28,6 +28,7 @@ from hermes.ratings.auto import (
     rate_all,
     score_of,
 )
+from hermes.safety.author_import import witnessed
 from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run_auto(filters: Filter, params: Mapping[str, Any]) -> None:
             "--reward NAME, --judge MODEL or --reward-model URL; see hermes rate auto --help",
         )
     selection = TrajectorySelection(filters, only_completed=False)
-    with waiting("rating"):
+    with waiting("rating"), witnessed(f"{params[chosen[0]]} rated"):
         report, name = asyncio.run(_run(config, params, selection))
     with Reader(db_path(config.home)) as reader:
         share = agreement.report(reader.all_ratings()).machines.get(name)

@@ -25,6 +25,10 @@ from hermes.errors import ConfigError, HermesError, HostError
 _logger = logging.getLogger(__name__)
 _LIMIT_BYTES = 1 << 26
 _END_PATIENCE_S = 10.0
+_LOOK_S = 0.1
+_DRAIN_S = 2.0
+"""For replies that were written before the end."""
+_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class WorkerProcess:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """ConfigError: there is no such interpreter."""
@@ -69,14 +74,23 @@ class WorkerProcess:
             )
         assert self._process.stdout is not None
         self._reader = asyncio.create_task(self._read(self._process.stdout))
+        self._watcher = asyncio.create_task(self._watch(self._process, self._reader))
 
     async def load(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Loads the environment; a failure is raised with what to do about it."""
+        sign = asyncio.get_running_loop().call_later(_SLOW_S, self._say_slow)
         try:
             description: dict[str, Any] = await self._ask("load", params)
         except _ReportedError as error:
             raise self._load_error(error.report) from error
+        finally:
+            sign.cancel()
         return description
+
+    def _say_slow(self) -> None:
+        _logger.warning(
+            "%s is still being loaded after %.0f s; its log is %s", self._package, _SLOW_S, self._log
+        )
 
     async def task(self, split: str, index: int) -> dict[str, Any] | None:
         try:
@@ -99,15 +113,21 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None and self._reader is not None
+        assert process.stdin is not None and self._watcher is not None
         process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), _END_PATIENCE_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-        await self._reader
+        await asyncio.wait([self._watcher], timeout=_END_PATIENCE_S)
+        _kill_group(process)
+        await self._watcher
+
+    async def _watch(self, process: asyncio.subprocess.Process, reader: asyncio.Task[None]) -> None:
+        """Once the process has ended: ends what the package left, which may hold the output open."""
+        while process.returncode is None:  # noqa: ASYNC110 - `wait` waits for the end of the output too
+            await asyncio.sleep(_LOOK_S)
+        _kill_group(process)
+        await asyncio.wait([reader], timeout=_DRAIN_S)
+        reader.cancel()
+        process._transport.close()  # type: ignore[attr-defined]  # a process in another session may hold its pipes
+        self._fail_replies()
 
     async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:
         process = self._process
@@ -132,8 +152,10 @@ class WorkerProcess:
         except (ValueError, KeyError, TypeError) as error:  # the package has written there itself
             _logger.warning("the process of %s is ended, it sent what is no reply: %s", self._package, error)
             if self._process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                _kill_group(self._process)
+        self._fail_replies()
+
+    def _fail_replies(self) -> None:
         for future in self._replies.values():
             if not future.done():
                 future.set_exception(self._died())
@@ -157,6 +179,11 @@ class WorkerProcess:
     def _load_error(self, report: WorkerReport) -> HermesError:
         problem, hint = _sentences(report, self._package, self._python)
         return ConfigError(problem, hint or f"Its log is {self._log}.")
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class _ReportedError(Exception):

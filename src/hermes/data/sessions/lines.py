@@ -18,11 +18,12 @@ from hermes.core import JSONObject
 from hermes.data.formats.base import BadRowError
 from hermes.data.lines import parse_line
 from hermes.data.sessions.base import Notes
-from hermes.errors import MissingDependencyError, UsageError
+from hermes.errors import HostError, MissingDependencyError, UsageError
 from hermes.safety.paths import open_inside
 
 MAX_LINE_BYTES = 32 << 20
-_MAX_UNPACKED_BYTES = 4 << 30
+_MAX_UNPACKED_BYTES, _FREE_UNPACKED_BYTES, _MAX_RATIO = 4 << 30, 256 << 20, 100
+"""A session is text, which shrinks to a tenth or so: what grows more is not unpacked onto the disk."""
 _COPY_BYTES = 1 << 20
 
 
@@ -112,15 +113,22 @@ def _unpacked(path: Path, packed: BinaryIO) -> BinaryIO:
         raise MissingDependencyError("zstandard", "train", "reading .zst files") from error
     target: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115
     size_bytes = 0
+    packed_bytes = os.fstat(packed.fileno()).st_size
+    limit_bytes = min(_MAX_UNPACKED_BYTES, max(_FREE_UNPACKED_BYTES, _MAX_RATIO * packed_bytes))
     try:
         with packed, zstandard.ZstdDecompressor().stream_reader(packed) as reader:
             while data := reader.read(_COPY_BYTES):
                 size_bytes += len(data)
-                if size_bytes > _MAX_UNPACKED_BYTES:
+                if size_bytes > limit_bytes:
                     raise UsageError(
-                        f"{path} unpacks to more than {_MAX_UNPACKED_BYTES >> 30} GiB", "unpack it yourself"
+                        f"{path} unpacks to more than {limit_bytes >> 20} MiB", "unpack it yourself: zstd -d"
                     )
                 target.write(data)
     except zstandard.ZstdError as error:
         raise UsageError(f"cannot unpack {path}: {error}", "is it a zstd file?") from error
+    except OSError as error:
+        raise HostError(
+            f"cannot unpack {path} into {tempfile.gettempdir()}: {error.strerror}",
+            "set TMPDIR to a larger disk",
+        ) from error
     return target

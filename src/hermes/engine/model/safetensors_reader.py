@@ -36,10 +36,10 @@ class SafetensorsReader:
         return all(self._full_name(name) in self._files for name in names)
 
     def matrix(self, name: str, rows: slice = ALL, columns: slice = ALL) -> Tensor:
-        return self._placed(self._slice(name)[rows, columns])
+        return self._placed(self._slice(name, 2)[rows, columns])
 
     def vector(self, name: str, part: slice = ALL) -> Tensor:
-        return self._placed(self._slice(name)[part])
+        return self._placed(self._slice(name, 1)[part])
 
     def stacked(self, parts: Mapping[str, slice]) -> Tensor:
         """The rows of several matrices, or parts of several vectors, one after the other."""
@@ -51,7 +51,18 @@ class SafetensorsReader:
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self._device, self._dtype, copy=True).contiguous()
 
-    def _slice(self, name: str) -> Any:
+    def _slice(self, name: str, dimensions: int | None = None) -> Any:
+        """The weights, to be cut while they are read; `dimensions`: how many they have to have."""
+        values = self._any_slice(name)
+        shape = values.get_shape()
+        if dimensions is not None and len(shape) != dimensions:
+            raise EngineUserError(
+                f"The base model '{self._name}' has {name} in {len(shape)} dimensions, not in {dimensions}.",
+                "Use a folder whose safetensors files belong to its config.json.",
+            )
+        return values
+
+    def _any_slice(self, name: str) -> Any:
         from safetensors import SafetensorError, safe_open
 
         full_name = self._full_name(name)

@@ -28,6 +28,7 @@ from hermes.envs.cli.red_team import CANDIDATES, CheatedTask, strategies
 from hermes.envs.cli.sample_grader import STATED, ScriptedPolicy, sample_settings
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError
+from hermes.sandbox.child_call import call_in_child
 
 T = TypeVar("T")
 
@@ -53,30 +54,46 @@ class CheckFinding:
     def to_json(self) -> JSONObject:
         return {"what": self.name, "state": self.state.value, "detail": self.detail}
 
+    @classmethod
+    def from_json(cls, data: Any) -> CheckFinding:
+        return cls(data["what"], CheckState(data["state"]), data["detail"])
+
 
 @dataclass
 class CheckReport:
     findings: list[CheckFinding] = field(default_factory=list)
+    announce: Callable[[JSONObject], None] | None = None
+    """Gets each finding as it is made."""
 
     @property
     def passed(self) -> bool:
         return all(finding.state is not CheckState.FAILED for finding in self.findings)
 
     def add(self, name: str, passed: bool, detail: str) -> None:
-        self.findings.append(CheckFinding(name, CheckState.OK if passed else CheckState.FAILED, detail))
+        self._append(CheckFinding(name, CheckState.OK if passed else CheckState.FAILED, detail))
 
     def skip(self, name: str, reason: str) -> None:
-        self.findings.append(CheckFinding(name, CheckState.SKIPPED, reason))
+        self._append(CheckFinding(name, CheckState.SKIPPED, reason))
+
+    def _append(self, finding: CheckFinding) -> None:
+        self.findings.append(finding)
+        if self.announce is not None:
+            self.announce(finding.to_json())
 
 
 def check_class(
-    load: Callable[[], type[BaseEnv]], argv: Sequence[str] = (), *, red_team: bool = False
+    load: Callable[[], type[BaseEnv]],
+    argv: Sequence[str] = (),
+    *,
+    red_team: bool = False,
+    announce: Callable[[JSONObject], None] | None = None,
 ) -> CheckReport:
     """Checks the environment that `load` imports; `argv` are its settings, as for `process`.
 
-    `red_team`: the cheating policies of `red_team.strategies` are played as well.
+    `red_team`: the cheating policies of `red_team.strategies` are played as well. `announce` gets each
+    finding as it is made.
     """
-    report = CheckReport()
+    report = CheckReport(announce=announce)
     try:
         cls = load()
         report.add("imports", True, cls.__name__)
@@ -87,6 +104,21 @@ def check_class(
             asyncio.run(_check(env, report, red_team))
     except HermesError as error:
         report.add("imports", False, _describe_error(error))
+    return report
+
+
+def check_file(
+    path: Path, call: str, settings: Sequence[str], forward: Callable[[str], None], *, red_team: bool
+) -> CheckReport:
+    """Calls `call`, which calls `check_class`, in a child process; how that process ended is a finding too.
+
+    `forward` gets what the child prints.
+    """
+    arguments: JSONObject = {"path": str(path), "settings": list(settings), "red_team": red_team}
+    result = call_in_child(call, arguments, path, forward)
+    report = CheckReport([CheckFinding.from_json(row) for row in result.reports])
+    if result.problem is not None:
+        report.add("goes on" if report.findings else "imports", False, _describe_error(result.problem))
     return report
 
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from hermes.envs.base import BaseEnv
 from hermes.envs.modes import commandline
 from hermes.errors import HermesError, UsageError
+from hermes.safety.author_import import described, importing, line_in, witnessed
 
 
 class EnvironmentFileError(HermesError):
@@ -42,11 +43,12 @@ def evaluate_file(path: str | Path, argv: Sequence[str] = ()) -> None:
 def run_file(path: str | Path, mode: str, argv: Sequence[str]) -> None:
     """Runs the file's environment; failures are raised. `argv` are the flags after the mode."""
     cls = load_class(path)
-    if cls.cli.__func__ is BaseEnv.cli.__func__:  # type: ignore[attr-defined]
-        commandline.run(cls, [mode, *argv])
-        return
-    sys.argv = [str(path), mode, *argv]
-    cls.cli()
+    with witnessed(f"{path} ran"):
+        if cls.cli.__func__ is BaseEnv.cli.__func__:  # type: ignore[attr-defined]
+            commandline.run(cls, [mode, *argv])
+            return
+        sys.argv = [str(path), mode, *argv]
+        cls.cli()
 
 
 def load_class(path: str | Path) -> type[BaseEnv]:
@@ -92,16 +94,19 @@ def load_module(file: Path) -> ModuleType:
             sys.path.insert(0, folder)
     while True:
         try:
-            return importlib.import_module(name) if "." in name else _load(file.resolve(), name)
+            with importing(file):
+                return importlib.import_module(name) if "." in name else _load(file.resolve(), name)
         except ModuleNotFoundError as error:
             if not _add_parent_folder(file.resolve(), error.name or ""):
                 raise EnvironmentFileError(
                     f"{file} cannot be imported: {error}.",
                     f"Install the package that provides '{error.name}', or correct the import.",
                 ) from error
+        except UsageError:
+            raise
         except Exception as error:  # an author's file may raise anything when it is imported
             raise EnvironmentFileError(
-                f"{file}{_line_in(file, error)} cannot be imported: {type(error).__name__}: {error}",
+                f"{file}{line_in(file, error)} cannot be imported: {described(error)}",
                 "Run it with python to see more.",
             ) from error
 
@@ -148,18 +153,6 @@ def _load(file: Path, name: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _line_in(file: Path, error: BaseException) -> str:
-    """`:line` of the file, if the error passed through it."""
-    if isinstance(error, SyntaxError):
-        return f":{error.lineno}" if error.lineno else ""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if Path(trace.tb_frame.f_code.co_filename).name == file.name:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f":{line}" if line else ""
 
 
 def _classes_run_by(file: Path) -> set[str]:

@@ -12,30 +12,24 @@ from typing import NoReturn
 
 from hermes.core import JSON, JSONObject
 from hermes.envs.rewards.result import GraderError, RewardResult
+from hermes.safety.json_schema import schema_fault, violations
 
 _FENCED = re.compile(r"\A```(?:json)?[ \t]*\n(.*?)\n?```\Z", re.DOTALL | re.IGNORECASE)
 
 
 def matches_schema(response: str, schema: JSONObject) -> RewardResult:
     """1 if the response is JSON (part `parses`) and fits the schema (part `valid`)."""
-    from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-    from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import EMPTY_REGISTRY
-
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise GraderError(f"the reward's schema is not a JSON schema: {error.message}") from error
+    fault = schema_fault(schema)
+    if fault is not None:
+        raise GraderError(f"the reward's schema is not a JSON schema: {fault}")
     try:
         document = read_json(response)
     except ValueError as error:
         return RewardResult(0.0, {"parses": 0.0, "valid": 0.0}, f"not JSON: {error}")
     try:
-        # With this registry a schema that refers to an address is an error, not a download.
-        problem = next(Draft202012Validator(schema, registry=EMPTY_REGISTRY).iter_errors(document), None)
-    except Unresolvable as error:
-        raise GraderError(f"the reward's schema has a reference that cannot be resolved: {error}") from error
+        problem = next(iter(violations(document, schema)), None)
+    except ValueError as error:
+        raise GraderError(f"the reward's schema cannot be applied: {error}") from error
     valid = float(problem is None)
     detail = "" if problem is None else f"{problem.json_path}: violates {problem.validator}"
     return RewardResult(valid, {"parses": 1.0, "valid": valid}, detail)

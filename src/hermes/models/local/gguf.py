@@ -71,6 +71,8 @@ def _read_header(cursor: _Cursor) -> GGUFFile:
     metadata = {cursor.string(): cursor.value(cursor.scalar("I")) for _ in range(value_count)}
     infos = [_tensor_info(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
+    if alignment == 0:
+        raise GGUFError("an alignment of 0")
     start = -(-cursor.at // alignment) * alignment
     return GGUFFile(
         metadata, {name: _reader(data, start + at, kind, shape) for name, shape, kind, at in infos}

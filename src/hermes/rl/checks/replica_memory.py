@@ -7,12 +7,11 @@ known, nothing is refused.
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.core.memory import available_bytes
 from hermes.engine.footprint import cpu_bytes_needed, gpu_bytes_needed
 from hermes.rl.machine import MissingRequirement, has_gpu
 from hermes.rl.service import service_of
@@ -44,7 +43,7 @@ def missing_memory(config: Config, model: str, fields: TrainerFields) -> Missing
     limit = None if memory_gib is None else int(memory_gib * _GIB)
     one_copy = quantized_bytes is not None or ranks > 1
     needed = ranks * cpu_bytes_needed(base_bytes // ranks, one_copy=one_copy)
-    return missing_on_cpu(replicas, needed, limit, cpu_free_bytes())
+    return missing_on_cpu(replicas, needed, limit, available_bytes() or None)
 
 
 def missing_on_cpu(
@@ -83,15 +82,6 @@ def missing_on_gpus(
                 f"set engine_replicas to {max(1, fitting)} or less, or train a smaller model",
             )
     return None
-
-
-def cpu_free_bytes() -> int | None:
-    """Linux's estimate; None on other systems."""
-    try:
-        match = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) * 1024 if match else None
 
 
 def gpu_free_bytes(environ: Mapping[str, str]) -> list[int]:

@@ -8,9 +8,10 @@ its own copy, which does not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -364,12 +365,32 @@ def _runs_on_cpu(config: Config) -> bool:
     return here and (device == "cpu" or (device == "auto" and not has_gpu()))
 
 
+@cache
+def _try(path: str, modified_ns: int) -> None:
+    """Loads the file in a child process first: whatever it does there is one error here."""
+    from hermes.sandbox.child_call import call_in_child
+
+    problem = call_in_child(f"{__name__}:try_in_child", {"path": path}, Path(path)).problem
+    if problem is not None:
+        raise problem
+
+
+def try_in_child(report: Callable[[JSON], None], path: str) -> None:
+    """Loads an environment in this process, a child of a command that is about to load it itself."""
+    _load_defaults(Path(path))
+    report(None)
+
+
 def _load_defaults(path: Path) -> tuple[Any, Any, list[str] | None, bool]:
     """The environment's own settings, its server's, its toolsets, and whether it has an evaluation."""
     from hermes.compat import atropos
+    from hermes.envs.cli.discover import BUILT_IN
     from hermes.envs.cli.run import EnvironmentFileError, has_evaluation, load_class
     from hermes.envs.servers.config import APIServerConfig
+    from hermes.safety.author_import import parent_watches
 
+    if path.is_file() and not path.is_relative_to(BUILT_IN) and not parent_watches():
+        _try(str(path), path.stat().st_mtime_ns)
     atropos.install()
     cls = load_class(path)
     try:

@@ -22,7 +22,7 @@ def select_reward_function(
 
     Both are loaded here, so that a mistake is found before anything is started.
     """
-    from hermes.batch.reward import load_reward
+    from hermes.batch.reward import check_reward
     from hermes.batch.tasks import read_dataset
     from hermes.envs.builtin.reward_function import check_rows
 
@@ -36,7 +36,7 @@ def select_reward_function(
         raise UsageError(
             f"{missing} is missing", f"--prompts and --reward belong together: {missing} {meaning}"
         )
-    load_reward(reward)
+    check_reward(reward)
     check_rows(read_dataset(prompts))
     path, _, function = reward.rpartition(":")
     save(config.home, replace(select(config, _ENVIRONMENT), environment=function))

@@ -80,8 +80,10 @@ async def _parse_file(path: str, data: bytes, offset: int, limit: int) -> TableS
         return await asyncio.to_thread(file_format.read, data, offset, limit)
     except MissingDependencyError as error:
         raise ToolError(f"{error.message} The user can install it: {error.hint}") from error
-    except (ValueError, OSError) as error:  # pyarrow's errors are both
-        raise ToolError(f"'{path}' cannot be read: {error}") from error
+    except RecursionError as error:
+        raise ToolError(f"'{path}' cannot be read: it is nested too deeply") from error
+    except (ValueError, OSError, csv.Error) as error:  # pyarrow's errors are the first two
+        raise ToolError(f"'{path}' cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _read_jsonl(data: bytes, offset: int, limit: int) -> TableSlice:

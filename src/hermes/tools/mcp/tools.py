@@ -31,6 +31,7 @@ from hermes.config.secrets import find as find_secrets
 from hermes.core import JSONObject, canonical_json, content_hash
 from hermes.disk.files import atomic_write, read_text, settings_lock
 from hermes.errors import ConfigError, HermesError, ToolError
+from hermes.safety.json_schema import schema_fault
 from hermes.safety.redact import Redactor
 from hermes.safety.text import clip, printable
 from hermes.tools.base import Tool, ToolOutput, Workbench
@@ -164,15 +165,10 @@ def tool_name(server: str, tool: str, existing: Container[str] = ()) -> str:
 
 
 def _schema_problem(schema: JSONObject) -> str | None:
-    from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
-
     if schema.get("type") != "object":
         return "its schema is not that of an object"
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        return f"its schema is invalid ({error.message})"
-    return None
+    fault = schema_fault(schema)
+    return None if fault is None else f"its schema is invalid ({fault})"
 
 
 def _output(result: CallToolResult) -> ToolOutput:

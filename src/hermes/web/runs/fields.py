@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hermes.config.environment import without_stored
-from hermes.core import JSONObject
+from hermes.config.paths import HOME_VARIABLE
+from hermes.core import JSON, JSONObject
 from hermes.envs.cli.discover import Discovery, EnvironmentInfo
-from hermes.errors import HermesError, UsageError
+from hermes.errors import UsageError
 from hermes.rl.config.resolve import EnvSelection, list_environments, resolve
+from hermes.sandbox.child_call import call_in_child
 
-_PATIENCE_S = 60.0
 FIRST = (
     "env.total_steps",
     "env.group_size",
@@ -64,25 +63,14 @@ def find_listed(discovery: Discovery, name: str) -> EnvironmentInfo:
 
 def read_fields(home: Path, name: str) -> list[FormField]:
     """The fields of a listed environment with the values that a run would have."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, name],
-            env={**without_stored(os.environ), "HERMES_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HermesError(f"the environment {name} did not load within {_PATIENCE_S:.0f} seconds") from error
-    try:
-        report = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        problem = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
-        raise HermesError(f"the environment {name} cannot be loaded: {problem[0][:300]}") from None
-    if "error" in report:
-        raise UsageError(report["error"], report["hint"])
-    fields = [_form_field(row) for row in report["fields"]]
+    from hermes.config.load import load
+
+    config = load(environ={**os.environ, HOME_VARIABLE: str(home)})
+    path = find_listed(list_environments(config), name).path
+    result = call_in_child(f"{__name__}:report_fields", {"name": name}, path, home=home)
+    if result.problem is not None:
+        raise result.problem
+    fields = [_form_field(row) for row in result.reports]
     order = {field: position for position, field in enumerate(FIRST)}
     return sorted(
         fields, key=lambda field: (order.get(field.name, len(order)), field.lock is not None, field.name)
@@ -118,19 +106,12 @@ def written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _print_fields(name: str) -> None:
+def report_fields(report: Callable[[JSON], None], name: str) -> None:
+    """Reports each field, in a child process of the server."""
     from hermes.config.load import load
 
     config = load()
-    try:
-        environment = find_listed(list_environments(config), name)
-        resolved = resolve(config, EnvSelection(environment.name, str(environment.path.resolve())))
-        rows = [field.to_json(resolved.values[key]) for key, field in resolved.fields.items()]
-        report: JSONObject = {"fields": rows}
-    except HermesError as error:
-        report = {"error": error.message, "hint": error.hint}
-    sys.stdout.write("\n" + json.dumps(report, default=str) + "\n")
-
-
-if __name__ == "__main__":
-    _print_fields(sys.argv[1])
+    environment = find_listed(list_environments(config), name)
+    resolved = resolve(config, EnvSelection(environment.name, str(environment.path.resolve())))
+    for key, field in resolved.fields.items():
+        report(json.loads(json.dumps(field.to_json(resolved.values[key]), default=str)))
