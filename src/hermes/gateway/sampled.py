@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hermes.core import JSON, JSONObject, Message, Sampling, new_id
 from hermes.core.clock import now_ms
@@ -42,13 +42,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
+    from hermes.models.tokens.chat import TokenChat
+
 SESSION_HEADER = "x-session-id"
 _DIALECT = Dialect(send_reasoning=True)
 _PROVIDER = "custom"
-
-
-class CountsTokens(Protocol):
-    def count_tokens(self, request: ChatRequest) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +73,8 @@ class SampledRollout:
 
     model: ChatModel
     sampling: Sampling
+    tokens: TokenChat | None = None
+    """The same model, if it is sampled by tokens: it counts them, and how answers came back."""
     strict: bool = False
     keep: Keep | None = None
     overrides: bool = False
@@ -222,16 +222,15 @@ class SampledGateway:
                 wire.Protocol.CHAT,
             )
             await rollout.keep(recorded)
-        return _response(raw, call, translation, streams=bool(body.get("stream")))
+        return _response(raw, translation, streams=bool(body.get("stream")))
 
     async def _count(self, rollout: SampledRollout, body: JSONObject) -> Response:
-        counter = getattr(rollout.model, "count_tokens", None)
-        if counter is None:
+        if rollout.tokens is None:
             return _refused(wire.Protocol.MESSAGES, 404, "this model counts no tokens")
         asked, _ = read_chat_request(
             wire.Protocol.MESSAGES, body, translate.open_translation(wire.Protocol.MESSAGES, body, None)
         )
-        return _json({"input_tokens": await asyncio.to_thread(counter, asked)})
+        return _json({"input_tokens": await asyncio.to_thread(rollout.tokens.count_tokens, asked)})
 
     async def _in_loop(self, rollout: SampledRollout, work: Any, request: Request) -> SampledCall:
         """The call's result; it is cancelled if the program hangs up."""
@@ -345,9 +344,7 @@ def stream_events(body: JSONObject) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _response(
-    body: JSONObject, call: SampledCall, translation: Translation | None, *, streams: bool
-) -> Response:
+def _response(body: JSONObject, translation: Translation | None, *, streams: bool) -> Response:
     from starlette.responses import Response
 
     if not streams:

@@ -72,8 +72,8 @@ def host_layout(
 ) -> MountLayout:
     """The system's programs and libraries, a bare Python, and the harmless part of /etc.
 
-    `resolver` is the address of the name server, if the sandbox has a network of its own with one. `shown` are
-    further files and directories; what is hidden stays hidden, unless it is one of them.
+    `resolver` is the address of the name server, if the sandbox has a network of its own with one. `shown`
+    are further files and directories; what is hidden stays hidden, unless it is one of them.
     """
     system = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]

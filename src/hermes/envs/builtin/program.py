@@ -1,16 +1,16 @@
 """program: a program of yours does the task, and is trained as it is. No class has to be written.
 
     hermes rl start --agent "pi -p {prompt}" --prompts tasks.jsonl --reward tests.py:score
-    hermes env process program --env.agent "./my_agent.py" --env.dataset_name tasks.jsonl --env.reward check.sh
+    hermes env process program --env.agent ./my_agent.py --env.dataset_name tasks.jsonl --env.reward check.sh
 
 Every rollout runs the command in a sandbox of its own, with the task's files, and with a model behind the one
 URL that it can reach: OpenAI's chat completions and Responses, and Anthropic's Messages. `{prompt}` and
-`{prompt_file}` in the command are the task; without them it is on standard input. Known clients are pointed at
-the model by their own settings, others by OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like.
+`{prompt_file}` in the command are the task; without them it is on standard input. Known clients are pointed
+at the model by their own settings, others by OPENAI_BASE_URL, ANTHROPIC_BASE_URL and the like.
 
-The reward is FILE.py:FUNCTION as for `reward_function`, a script that runs in the sandbox once the program and
-all it started have ended (its exit code, or a number in $HERMES_REWARD_FILE; the task is JSON on its standard
-input), or `program`: what the program itself posts to its URL's /reward.
+The reward is FILE.py:FUNCTION as for `reward_function`, a script that runs in the sandbox once the program
+and all it started have ended (its exit code, or a number in $HERMES_REWARD_FILE; the task is JSON on its
+standard input), or `program`: what the program itself posts to its URL's /reward.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ProgramEnv(RewardFunctionEnv):
 
     @property
     def display_name(self) -> str:
-        words = shlex.split(self.config.agent) if self.config.agent else []
+        words = self.config.agent.split()
         return Path(words[0]).name if words else "program"
 
     async def setup(self) -> None:
@@ -167,7 +167,7 @@ class ProgramEnv(RewardFunctionEnv):
 
 
 def script_of(reward: str) -> Path | None:
-    """The script that scores a rollout; None if it is a function or the program itself. UsageError: neither."""
+    """The script that scores a rollout; None: a function does, or the program itself. UsageError: nothing."""
     if not reward or reward == PROGRAM_REWARD:
         return None
     path = Path(reward).expanduser()

@@ -15,7 +15,8 @@ _CHUNK_BYTES = 65_536
 
 def main(path: str, port: int) -> None:
     with socket.create_server(("127.0.0.1", port), backlog=128) as server:
-        print(READY, flush=True)
+        sys.stdout.write(f"{READY}\n")
+        sys.stdout.flush()
         while True:
             client, _ = server.accept()
             threading.Thread(target=_serve, args=(client, path), daemon=True).start()

@@ -1,11 +1,11 @@
 """One rollout of a program: a sandbox of its own, the model behind one URL, the record, the tokens.
 
-The program has no network but its model: inside the sandbox a forwarder leads from a port of the sandbox's own
-loopback to a socket that is shown to it. With the back end `local` it runs on this machine, unisolated.
+The program has no network but its model: inside the sandbox a forwarder leads from a port of the sandbox's
+own loopback to a socket that is shown to it. With the back end `local` it runs on this machine, unisolated.
 
-When the block of `finished_program` begins, everything that the program started has been ended. A program that
-cannot be started, crashes, hangs or never calls its model has no reward, and its group is dropped with the
-reason; so is one whose model failed. A program that spent its model calls is scored as it left things.
+When the block of `finished_program` begins, everything that the program started has been ended. A program
+that cannot be started, crashes, hangs or never calls its model has no reward, and its group is dropped with
+the reason; so is one whose model failed. One that spent its model calls is scored as it left things.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hermes.config import paths
 from hermes.core import Header, JSONObject, Relation, Source, new_id
 from hermes.core.history import Echo
 from hermes.core.outcome import COMPLETED
+from hermes.envs.agent.policy import SlottedChat
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.agent.rollout import RolloutContext, RolloutSpec
 from hermes.envs.agent.sequences import Exactness, build_sequences
@@ -35,6 +36,7 @@ from hermes.errors import ContextOverflowError, SandboxError, UsageError
 from hermes.gateway.journal import Group, Journal, Recording
 from hermes.gateway.sampled import SampledCall, SampledGateway, SampledRollout
 from hermes.gateway.settle import records
+from hermes.models.tokens.chat import TokenChat
 from hermes.models.usage import price_of
 from hermes.safety.approval import AllowAll
 from hermes.sandbox import open_sandbox
@@ -42,7 +44,6 @@ from hermes.store import Reader, Record
 from hermes.tools.base import Workbench
 
 if TYPE_CHECKING:
-    from hermes.models.base import ChatModel
     from hermes.sandbox.base import CommandResult, Sandbox
 
 _PORT = 47_311
@@ -119,10 +120,13 @@ async def finished_program(
 ) -> AsyncIterator[tuple[AgentResult, Workbench]]:
     """Runs the program to its end, and keeps its sandbox open for the block; see the module."""
     assert host.journal is not None, "the host is open"
-    journal, group, model = host.journal, new_id(), context.new_model()
+    journal, group, config = host.journal, new_id(), context.config
+    model = context.new_model()
+    inner = model.model if isinstance(model, SlottedChat) else model
     rollout = SampledRollout(
         model,
         spec.sampling,
+        inner if isinstance(inner, TokenChat) else None,
         keep=lambda call: asyncio.wrap_future(journal.append(group, call)),
         overrides=True,
         max_calls=settings.max_calls,
@@ -134,18 +138,14 @@ async def finished_program(
         path = stack.enter_context(host.gateway.rollout(rollout))
         ended = await _run(sandbox, f"{host.gateway.url}{path}", path, spec, host, settings, rollout)
         await sandbox.kill_all()
-        result = await asyncio.to_thread(_record, context, spec, host, settings, group, ended)
-        _check(ended, settings, result)
+        recorded = await asyncio.to_thread(_record, context, spec, host, settings, group, ended)
+        result = _check(ended, settings, recorded)
         bench = Workbench(
             sandbox=sandbox,
-            settings=context.config.settings,
+            settings=config.settings,
             approver=AllowAll(),
             trajectory_id=result.trajectory.header.id,
-            resources={
-                "home": context.config.home,
-                "environ": context.config.environ,
-                "config": context.config,
-            },
+            resources={"home": config.home, "environ": config.environ, "config": config},
         )
         stack.push_async_callback(bench.close)
         yield result, bench
@@ -324,7 +324,7 @@ def _account(ended: _Ended, exactness: Exactness) -> JSONObject:
     }
     if ended.rollout.reward is not None:
         account["program_reward"] = ended.rollout.reward
-    return account | _echoes(ended.rollout.model)
+    return account | _echoes(ended.rollout.tokens)
 
 
 def _prompt_tokens(call: SampledCall) -> int:
@@ -332,17 +332,16 @@ def _prompt_tokens(call: SampledCall) -> int:
     return len(trace.prompt_ids) if trace else call.reply.call.usage.prompt
 
 
-def _echoes(model: ChatModel) -> JSONObject:
+def _echoes(tokens: TokenChat | None) -> JSONObject:
     """How answers came back, where the model keeps count."""
-    echoes = getattr(model, "echoes", None)
-    if echoes is None:
+    if tokens is None:
         return {}
-    counts = {f"answers_{echo.value}": echoes.counts[echo] for echo in Echo}
-    return {**counts, "answers_foreign": echoes.foreign}
+    counts = {f"answers_{echo.value}": tokens.echoes.counts[echo] for echo in Echo}
+    return {**counts, "answers_foreign": tokens.echoes.foreign}
 
 
-def _check(ended: _Ended, settings: ProgramSettings, result: AgentResult | None) -> None:
-    """Raises if the rollout has no reward through no fault of the policy."""
+def _check(ended: _Ended, settings: ProgramSettings, result: AgentResult | None) -> AgentResult:
+    """The result; raises if the rollout has no reward through no fault of the policy."""
     command, failure = ended.result, ended.rollout.failure
     if command.timed_out:
         raise GroupDroppedError("timeout", f"the program ran for {settings.timeout_s:g} s and was ended")
@@ -356,6 +355,7 @@ def _check(ended: _Ended, settings: ProgramSettings, result: AgentResult | None)
         raise GroupDroppedError("program", f"the program ended with {end}; {reason}")
     if command.exit_code != 0 and not settings.scores_crashes and not ended.rollout.refused:
         raise GroupDroppedError("program", f"the program ended with {end}")
+    return result
 
 
 def _last_line(command: CommandResult) -> str:

@@ -173,6 +173,11 @@ class TokenChat:
         )
         return ChatReply(message, call, input_messages)
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The length of the prompt that this request would have now."""
+        known, _ = self._known_history(request)
+        return len(self._prompt(request, known).ids)
+
     async def close(self) -> None:
         """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""
 
