@@ -49,6 +49,10 @@ _DIALECT = Dialect(send_reasoning=True)
 _PROVIDER = "custom"
 
 
+class HungUpError(HermesError):
+    """The program closed its connection before its answer was sampled."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampledCall:
     """A call that was answered."""
@@ -184,7 +188,7 @@ class SampledGateway:
             if is_post and path == "reward" and rollout.takes_reward:
                 return _take_reward(rollout, await read_json_object(request, MAX_BODY_BYTES))
         except HermesError as error:
-            if protocol is not None and not rollout.refused:
+            if protocol is not None and not rollout.refused and not isinstance(error, HungUpError):
                 rollout.failure = rollout.failure or error
             return _failed(spoken, error)
         if path == "models" and not is_post:
@@ -243,7 +247,7 @@ class SampledGateway:
             future.cancel()
             with suppress(asyncio.CancelledError, HermesError):
                 await future
-            raise ProviderError("the program hung up", retryable=True)
+            raise HungUpError("the program hung up")
         call: SampledCall = future.result()
         return call
 

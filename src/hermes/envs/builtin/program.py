@@ -111,7 +111,6 @@ class ProgramEnv(RewardFunctionEnv):
             train_side=config.train_side_calls,
             takes_reward=config.reward == PROGRAM_REWARD,
             scores_crashes=config.agent_crash == "score",
-            context_tokens=self.max_token_len if self.max_token_len > 0 else None,
         )
         self._host = ProgramHost(self.hermes_config().home)
         self._counts: Counter[str] = Counter()

@@ -103,7 +103,6 @@ class ProgramSettings:
     takes_reward: bool = False
     scores_crashes: bool = False
     """Whether a program that ended with an error is scored by what it left."""
-    context_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,8 @@ async def _run(
             url = f"http://127.0.0.1:{_PORT}{path}"
         place = Place(url, sandbox.workspace, f"{inside}/prompt", f"{inside}/home", scratch, inside)
         prompt = spec.prompt
-        started = launch(settings.program, prompt, MODEL_NAME, settings.context_tokens, place)
+        context_tokens = rollout.tokens.context_tokens if rollout.tokens else None
+        started = launch(settings.program, prompt, MODEL_NAME, context_tokens, place)
         (scratch / "home").mkdir(exist_ok=True)
         (scratch / "prompt").write_text(prompt, "utf-8")
         if sandbox.isolated:
@@ -321,6 +321,7 @@ def _account(ended: _Ended, exactness: Exactness) -> JSONObject:
         "calls_cancelled": ended.rollout.cancelled,
         "calls_refused": ended.rollout.refused,
         "first_prompt_tokens": _prompt_tokens(calls[0]),
+        "context_tokens": ended.rollout.tokens.context_tokens if ended.rollout.tokens else None,
     }
     if ended.rollout.reward is not None:
         account["program_reward"] = ended.rollout.reward

@@ -135,6 +135,11 @@ class TokenChat:
     def name(self) -> str:
         return self._source.name
 
+    @property
+    def context_tokens(self) -> int:
+        """Longest sequence, prompt and answer together."""
+        return self._renderer.context_tokens
+
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         """One answer; see `ChatModel`. `on_delta` receives it in one piece."""
         if any(message.images for message in request.messages):
