@@ -77,7 +77,7 @@ class CheckOptions(BaseModel):
 @json_option
 @stored_variables
 def check(options: CheckOptions, as_json: bool) -> None:
-    """Run one rollout of a program and prove that exactly its sampled tokens would be trained.
+    """Run one rollout of a program and prove what would be trained.
 
     \b
     hermes rl check --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
