@@ -22,6 +22,8 @@ SOURCE = ROOT / "src/hermes"
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if "skills/library" not in str(path)]
 _OURS = re.compile(r"(HERMES|TINKER|WANDB|HF|RL|OPENAI|OPENROUTER|BRAVE|TAVILY)_[A-Z_]+")
 _NOT_FOR_USERS = {
+    "HERMES_BASE_URL",  # what a program in the training loop gets (howto/own-agent.md)
+    "HERMES_MODEL",
     "ATROPOS_PROXY_URL",  # refused
     "GIT_CONFIG_COUNT",  # of git, set for commands in a sandbox
     "HERMES_COMMAND",  # marks the processes of a sandbox

@@ -161,6 +161,6 @@ def test_groups_are_processed_by_the_command_line(
 
 def test_without_prompts_or_function_it_says_what_to_set(home: Path) -> None:
     done = hermes(home, "env", "process", "reward_function", "--openai.server_type", "openai")
-    assert done.returncode == 2 and "needs prompts and a function" in done.stderr
+    assert done.returncode == 2 and "needs prompts and something" in done.stderr
     assert "--env.reward my.py:score" in done.stderr
     assert "reward_function" in hermes(home, "env", "list").stdout

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes.core import Message, Relation, ToolCall
-from hermes.gateway.tree import Chain, PlacedCall, Tree, build, message_key
+from hermes.core.history import message_key
+from hermes.gateway.tree import Chain, PlacedCall, Tree, build
 
 TEXTS = ("ok", "done", "I will look.", "a longer answer, which a summary may well quote")
 

@@ -19,7 +19,7 @@ import pytest
 
 import hermes
 from hermes.cli.main import cli
-from hermes.compat.verifiers.gateway import ModelGateway
+from hermes.gateway.sampled import SampledGateway
 from hermes.engine.replicas.ray_process import RayPlaces
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.cli.sample_grader import sample_settings
@@ -165,13 +165,13 @@ def reward_server(host: str, token: str) -> AbstractContextManager[str]:
 
 @contextmanager
 def gateway() -> Iterator[str]:
-    async def open_gateway() -> ModelGateway:
-        opened = ModelGateway()
+    async def open_gateway() -> SampledGateway:
+        opened = SampledGateway()
         await opened.open()
         return opened
 
     opened = asyncio.run(open_gateway())
-    yield opened._url
+    yield opened.url
     asyncio.run(opened.close())
 
 
@@ -255,7 +255,7 @@ OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
     "rl serve": lambda world: policy(world, "rl", "serve"),
     "policy serve": lambda world: policy(world, "policy", "serve", f"run:{RUN}"),
     "the trainer's proxy": lambda world: openai_proxy(world.engine, world.model, world.new_folder()),
-    "the gateway for verifiers": lambda world: gateway(),
+    "the gateway of a training rollout": lambda world: gateway(),
     "the corpus of an environment": lambda world: corpus(),
     "the sample grader": lambda world: grader(),
 }
@@ -268,7 +268,7 @@ MODULES = {
     "hermes.rl.fleet.serve": "engine fleet",
     "hermes.training.preference.serve": "reward serve",
     "hermes.training.service.openai_proxy": "the trainer's proxy",
-    "hermes.compat.verifiers.gateway": "the gateway for verifiers",
+    "hermes.gateway.sampled": "the gateway of a training rollout",
     "hermes.envs.tasks.corpus.pages": "the corpus of an environment",
     "hermes.envs.cli.sample_grader": "the sample grader",
 }

@@ -17,6 +17,8 @@ from hermes.core import JSONObject
 LOCAL_KEY = "hermes-recording"
 """The key of clients whose provider's key the gateway has."""
 _CODEX_KEY = "HERMES_RECORDING_KEY"
+_ANSWER_SHARE = 4
+"""One part in so many of a context is for one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Target:
     model: str | None = None
     own_key: bool = True
     """False: the provider's key is the gateway's, and the client gets a local one."""
+    context_tokens: int | None = None
+    """The longest conversation of the model, where the client has to be told; None: as the client thinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def _codex(command: tuple[str, ...], target: Target, environ: Mapping[str, str],
     provider = f'{{name="recorded",base_url="{target.url}/v1",wire_api="responses",{login}}}'
     words = ["-c", "model_provider=recorded", "-c", f"model_providers.recorded={provider}"]
     words += ["-m", target.model] if target.model else []
+    words += ["-c", f"model_context_window={target.context_tokens}"] if target.context_tokens else []
     return Launch((command[0], *words, *command[1:]), {_CODEX_KEY: LOCAL_KEY})
 
 
@@ -98,7 +103,7 @@ def _opencode(command: tuple[str, ...], target: Target, environ: Mapping[str, st
             "npm": "@ai-sdk/openai-compatible",
             "name": "recorded",
             "options": {"baseURL": base, "apiKey": LOCAL_KEY},
-            "models": {target.model: {"name": target.model}},
+            "models": {target.model: {"name": target.model, **_limits(target, "limit", "context", "output")}},
         }
         model = f"recorded/{target.model}"
         content |= {"model": model, "small_model": model}
@@ -124,11 +129,19 @@ def _pi(command: tuple[str, ...], target: Target, environ: Mapping[str, str], sc
             "baseUrl": f"{target.url}/v1",
             "api": "openai-completions",
             "apiKey": LOCAL_KEY,
-            "models": [{"id": target.model}],
+            "models": [{"id": target.model, **_limits(target, None, "contextWindow", "maxTokens")}],
         }
         words = ("--provider", "recorded", "--model", target.model)
     (scratch / "models.json").write_text(json.dumps({**models, "providers": providers}), "utf-8")
     return Launch((command[0], *words, *command[1:]), {"PI_CODING_AGENT_DIR": str(scratch)})
+
+
+def _limits(target: Target, key: str | None, context: str, output: str) -> JSONObject:
+    """The model's context and the longest answer, in a client's words; empty if they are not known."""
+    if target.context_tokens is None:
+        return {}
+    limits = {context: target.context_tokens, output: max(1, target.context_tokens // _ANSWER_SHARE)}
+    return {key: limits} if key else limits
 
 
 def _litellm(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
@@ -152,12 +165,14 @@ def preset_of(program: str) -> Preset | None:
     return next((preset for preset in PRESETS if name in preset.programs), None)
 
 
-def prepare(command: Sequence[str], target: Target, scratch: Path) -> Launch:
+def prepare(
+    command: Sequence[str], target: Target, scratch: Path, environ: Mapping[str, str] = os.environ
+) -> Launch:
     """The command as it is started; `scratch` is an empty folder that lives as long as it."""
     preset = preset_of(command[0])
-    launch = (preset.prepare if preset else _general)(tuple(command), target, os.environ, scratch)
+    launch = (preset.prepare if preset else _general)(tuple(command), target, environ, scratch)
     bypass = {
-        name: ",".join(filter(None, (os.environ.get(name), _NO_PROXY))) for name in ("NO_PROXY", "no_proxy")
+        name: ",".join(filter(None, (environ.get(name), _NO_PROXY))) for name in ("NO_PROXY", "no_proxy")
     }
     return Launch(launch.command, {**launch.variables, **bypass})
 

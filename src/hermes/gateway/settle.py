@@ -8,8 +8,9 @@ reads every call for its place in the tree, the second has one trajectory in mem
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from hermes.config.settings import PriceSettings
 from hermes.core import (
@@ -29,14 +30,17 @@ from hermes.core import (
     Trajectory,
     Usage,
 )
+from hermes.core.history import message_key
 from hermes.core.model_call import INTERRUPTED
 from hermes.core.outcome import COMPLETED
 from hermes.core.step import ToolErrorKind
 from hermes.gateway import wire
 from hermes.gateway.clients import Identity, agent_of, identify
 from hermes.gateway.journal import CallEnd, Group, RecordedCall, Recording
-from hermes.gateway.tree import HINT_CHARS, OPENING_CHARS, Chain, PlacedCall, Tree, build, message_key
+from hermes.gateway.tree import HINT_CHARS, OPENING_CHARS, Chain, PlacedCall, Tree, build
 from hermes.gateway.wire import Answer, Request
+from hermes.models.fields import as_objects
+from hermes.models.tokens.traces import read_trace
 from hermes.models.usage import cost_usd, reported_cost_usd
 from hermes.store import Filter, ModelInput, Reader, Record, Writer
 
@@ -102,8 +106,13 @@ def settle(recording: Recording, reader: Reader, writer: Writer, price_of: Price
     return settled
 
 
-def records(recording: Recording, reader: Reader, price_of: PriceOf) -> Iterator[Record]:
-    """The trajectories, parents before children."""
+def records(
+    recording: Recording,
+    reader: Reader,
+    price_of: PriceOf,
+    known: Mapping[str, ModelCall] = MappingProxyType({}),
+) -> Iterator[Record]:
+    """The trajectories, parents before children. `known`: calls by their id, where more is known of them."""
     group = recording.group()
     offsets: dict[str, int] = {}
     placed: list[PlacedCall] = []
@@ -133,7 +142,7 @@ def records(recording: Recording, reader: Reader, price_of: PriceOf) -> Iterator
                 chain, [_read(recording.call_at(offsets[chain.failed[0]]))], failed, group, session
             )
             continue
-        builder = _Steps(calls, attempts, price_of)
+        builder = _Steps(calls, attempts, price_of, known)
         steps, inputs = builder.build()
         header = _header(chain, calls, group, session, failed)
         yield Record(Trajectory(header, steps, _outcome(calls[-1], failed)), inputs)
@@ -237,10 +246,17 @@ def _stored_calls(reader: Reader, session: str, new: frozenset[str]) -> Iterator
 class _Steps:
     """The steps of one trajectory: what was new to each call, and its answer."""
 
-    def __init__(self, calls: Sequence[_ReadCall], attempts: dict[str, int], price_of: PriceOf) -> None:
+    def __init__(
+        self,
+        calls: Sequence[_ReadCall],
+        attempts: dict[str, int],
+        price_of: PriceOf,
+        known: Mapping[str, ModelCall],
+    ) -> None:
         self._calls = calls
         self._attempts = attempts
         self._price_of = price_of
+        self._known = known
         self._steps: list[Step] = []
         self._inputs: dict[int, ModelInput] = {}
         self._issued: dict[str, float] = {}
@@ -294,6 +310,8 @@ class _Steps:
     def _model_call(self, call: _ReadCall) -> ModelCall:
         answer, recorded = call.answer, call.recorded
         assert answer is not None
+        if recorded.id in self._known:
+            return self._known[recorded.id]
         name = model_name(call)
         reported = reported_cost_usd(answer.raw)
         price = self._price_of(name)
@@ -308,6 +326,7 @@ class _Steps:
             first_token_ms=recorded.first_byte_ms,
             attempts=1 + self._attempts[recorded.id],
             raw=answer.raw,
+            tokens=read_trace(answer.raw, next(iter(as_objects(answer.raw.get("choices"))), {})),
         )
 
 

@@ -11,11 +11,11 @@ The beginning of an answer that was cut is a leaf of its own if the client asked
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hermes.core import Message, Relation, Role, canonical_json
+from hermes.core import Relation
+from hermes.core.history import extend
 
 OPENING_CHARS, HINT_CHARS = 4_000, 500
 """Of the first message, and of an answer, what placing looks at: thousands of calls are in memory at once."""
@@ -77,25 +77,6 @@ class Tree:
     """Of a call: the attempts at the same request that failed before it."""
 
 
-def message_key(message: Message) -> bytes:
-    """The identity of a message in a history; thinking is not part of it."""
-    if message.role is Role.ASSISTANT and message.tool_calls:
-        return _digest("calls", *sorted(call.id for call in message.tool_calls))
-    if message.role is Role.ASSISTANT:
-        return _digest("answer", " ".join(message.content.split()))
-    images = canonical_json(list(message.images)) if message.images else ""
-    return _digest(message.role.value, message.tool_call_id or "", message.content, images)
-
-
-def _digest(*parts: str) -> bytes:
-    data = b"\0".join(part.encode("utf-8", "surrogatepass") for part in parts)
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _extend(path: bytes, key: bytes) -> bytes:
-    return hashlib.blake2b(path + key, digest_size=16).digest()
-
-
 def build(calls: Sequence[PlacedCall], *, related: bool = True) -> Tree:
     """The tree of one group. `related` False: only their histories connect the calls, so those without tools
     are tasks like others."""
@@ -120,11 +101,11 @@ class _Builder:
         for call in calls:
             paths = [ends.get(call.previous or "", b"")]
             for key in call.keys:
-                paths.append(_extend(paths[-1], key))
+                paths.append(extend(paths[-1], key))
             self._paths[call.id] = paths
             self._continued.update(paths)
             if call.answer is not None:
-                ends[call.answer_id or call.id] = _extend(paths[-1], call.answer)
+                ends[call.answer_id or call.id] = extend(paths[-1], call.answer)
                 if call.complete:
                     self._repeats.setdefault((call.thread, paths[-1]), []).append(call.id)
         self.chains: dict[str, Chain] = {}
@@ -148,7 +129,7 @@ class _Builder:
             return
         if call.complete:
             repeats.remove(call.id)
-        kept_by_client = call.complete or _extend(here, call.answer) in self._continued
+        kept_by_client = call.complete or extend(here, call.answer) in self._continued
         anchor = self._anchor(call)
         chain = self._chain_of[anchor] if anchor else None
         if kept_by_client or not repeats:
@@ -240,7 +221,7 @@ class _Builder:
     def _register(self, call: PlacedCall, chain: Chain) -> None:
         here = self._paths[call.id][-1]
         assert call.answer is not None
-        end = _extend(here, call.answer)
+        end = extend(here, call.answer)
         self._chain_of[call.id] = chain
         self._ends[call.thread, end] = self._ends[None, end] = call.id
         self._prompts[call.thread, here] = call.id

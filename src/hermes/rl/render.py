@@ -119,6 +119,31 @@ def inference_text(report: JSONObject) -> str:
     return "\n".join([*aligned_lines(table), f"{working}; files in {report['summary']['output_directory']}"])
 
 
+def program_text(report: JSONObject) -> str:
+    """What one rollout of a program showed, a fact a line."""
+    facts = report["facts"]
+    room = f" of a context of {facts['context_tokens']:,}" if facts.get("context_tokens") else ""
+    echoes = ", ".join(
+        f"{facts.get(f'answers_{name}', 0)} {name}" for name in ("equal", "rewritten", "edited", "foreign")
+    )
+    gaps = "not measured"
+    if report["mean_logprob_difference"] is not None:
+        mean, largest = report["mean_logprob_difference"], report["largest_logprob_difference"]
+        gaps = f"{mean:.1e} on average, at most {largest:.1e}"
+    lines = [
+        f"{report['agent']}: exit code {facts['exit_code']}, reward {report['reward']:g}, "
+        f"{report['seconds']:g} s, trajectory {report['trajectory']}",
+        f"model calls: {facts['calls']} ({facts['calls_cancelled']} cancelled, {facts['calls_refused']} "
+        f"refused), first prompt {facts['first_prompt_tokens']:,} tokens{room}",
+        f"answers that came back: {echoes}",
+        f"sequences: {facts['sequences']}; tokens sampled {facts['tokens_sampled']:,}, trained "
+        f"{facts['tokens_trained']:,}, each in the context it was sampled in",
+        f"log-probabilities, sampled and computed again, differ by: {gaps}",
+        f"verdict: {report['verdict']}",
+    ]
+    return "\n".join(lines)
+
+
 def preflight_text(report: JSONObject) -> str:
     names = (
         *("groups", "pass_rate", "mean_reward", "groups_with_signal", "distinct_answers"),

@@ -95,7 +95,9 @@ class BubblewrapSandbox(IsolatedSandbox):
         if own_network:
             tunnel.check_tunnels()
         layout = host_layout(
-            shares_network=plan.shares_host(settings), resolver=plan.DNS if own_network else None
+            shares_network=plan.shares_host(settings),
+            resolver=plan.DNS if own_network else None,
+            shown=workspace.shown,
         )
         workspace.drop_root()
         return cls(settings, workspace, bwrap, layout)

@@ -87,6 +87,7 @@ class DockerSandbox(IsolatedSandbox):
             self._owner,
             rootless=os.geteuid() != 0,
             read_only=self._repositories,
+            shown=self._workspace.shown,
         )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
@@ -345,6 +346,7 @@ def run_argv(
     *,
     rootless: bool,
     read_only: Sequence[str] = (),
+    shown: Sequence[str] = (),
 ) -> list[str]:
     """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
 
@@ -363,6 +365,8 @@ def run_argv(
             continue
         target = f"{WORKSPACE}/{path}"
         argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
+    for path in shown:
+        argv += ["--mount", f"type=bind,source={path},target={path},readonly"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]

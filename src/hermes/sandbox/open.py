@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -37,14 +38,16 @@ async def open_sandbox(
     interactive: bool,
     workspace: Path | None = None,
     workspaces: Path | None = None,
+    shown: Sequence[str] = (),
 ) -> Sandbox:
     """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
 
-    Fresh workspaces are created in `workspaces`, or in the temporary directory.
+    Fresh workspaces are created in `workspaces`, or in the temporary directory. `shown`: see `Workspace`.
     """
     name = settings.backend if settings.backend != "auto" else await _choose(interactive)
     open_backend = _opener(name)
     directory = Workspace.existing(workspace) if workspace else Workspace.create(workspaces)
+    directory = replace(directory, shown=tuple(shown))
     try:
         return await open_backend(settings, directory)
     except BaseException:

@@ -28,6 +28,8 @@ class Workspace:
     path: Path
     fresh: bool
     """True if it was created here and is removed at the end."""
+    shown: tuple[str, ...] = ()
+    """What else of this machine an isolating sandbox shows, read-only and under the same name."""
 
     @classmethod
     def existing(cls, path: Path) -> Workspace:

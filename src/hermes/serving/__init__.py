@@ -2,8 +2,9 @@
 
 Promises:
 
-- `listen` is the only place that opens a socket for others. It decides by host and token who is answered:
-  without a token only this user (and root), and only on loopback. A server that names no scheme has no token.
+- `listen` and `listen_at` are the only places that open a socket for others. `listen` decides by host and
+  token who is answered: without a token only this user (and root), and only on loopback. A server that names
+  no scheme has no token. `listen_at` answers who can reach a path, such as a sandbox that it is shown to.
 - It binds the socket before anything else is set up. The URL is final then, also for port 0, and clients may
   connect: their requests wait in the backlog until the application is ready.
 - What is served on a listener is guarded by its policy, whatever the application does: Host, Origin and
@@ -31,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse, Response
@@ -206,6 +208,19 @@ def listen(
     with bound_socket:
         name = f"[{host}]" if ":" in host else host
         yield Listener(bound_socket, f"http://{name}:{bound_socket.getsockname()[1]}", policy)
+
+
+@contextlib.contextmanager
+def listen_at(path: Path) -> Iterator[Listener]:
+    """A listener at a path of the file system, for every process that can reach the path.
+
+    What is served there has to tell its clients apart by what they know.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound_socket:
+        bound_socket.bind(str(path))
+        path.chmod(0o666)
+        bound_socket.listen(1024)
+        yield Listener(bound_socket, f"http+unix://{path}", HttpAccessPolicy(NO_TOKEN, any_user=True))
 
 
 def run_event_loop(main: Coroutine[Any, Any, None]) -> None:

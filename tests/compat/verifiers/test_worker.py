@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hermes.compat.verifiers.gateway import ModelGateway, RolloutCalls
+from hermes.gateway.sampled import SampledGateway, SampledRollout
 from hermes.core import Sampling
 from hermes.envs.cli.discover import find_environments
 from hermes.envs.cli.run import load_class
@@ -207,10 +207,19 @@ async def test_missing_parts_are_named_with_what_to_do(folder: Path, tmp_path: P
     assert "no module 'nothing_here'" in unknown.message and "pip install owner/nothing-here" in unknown.hint
 
 
+class NoModel:
+    name = "none"
+
+    async def complete(self, request: Any, on_delta: Any = None) -> Any:
+        pytest.fail("no model is called")
+
+    async def close(self) -> None: ...
+
+
 async def test_the_address_of_a_rollout_ends_with_it() -> None:
-    gateway = ModelGateway()
+    gateway = SampledGateway()
     await gateway.open()
-    calls = RolloutCalls(lambda: pytest.fail("no model is called"), Sampling())
+    calls = SampledRollout(NoModel(), Sampling())
 
     def status(base_url: str) -> int:
         request = urllib.request.Request(f"{base_url}/chat/completions", b"{}", method="POST")
@@ -218,10 +227,11 @@ async def test_the_address_of_a_rollout_ends_with_it() -> None:
             urllib.request.urlopen(request, timeout=60)
         return caught.value.code
 
-    with gateway.rollout(calls) as base_url:
-        assert await asyncio.to_thread(status, base_url) == 400, "it has no messages"
-        assert await asyncio.to_thread(status, base_url.replace("/v1", "x/v1")) == 404
-    assert await asyncio.to_thread(status, base_url) == 404
+    with gateway.rollout(calls) as path:
+        url = f"{gateway.url}{path}"
+        assert await asyncio.to_thread(status, f"{url}/v1") == 400, "it has no messages"
+        assert await asyncio.to_thread(status, f"{url}x/v1") == 404
+    assert await asyncio.to_thread(status, f"{url}/v1") == 404
     await gateway.close()
 
 

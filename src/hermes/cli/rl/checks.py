@@ -1,4 +1,4 @@
-"""`hermes rl test | preflight | doctor`: whether a run will learn, and why one does not."""
+"""`hermes rl check | test | preflight | doctor`: whether a run will learn, and why one does not."""
 
 from __future__ import annotations
 
@@ -58,6 +58,42 @@ def check_signal(config: Config, resolved: Resolved) -> None:
             "warm-start it on examples first (hermes train sft --name warm, then --set start_from=warm; "
             "'hermes quickstart' shows the whole way), make the task easier, or add --no-preflight",
         )
+
+
+class CheckOptions(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    agent: str = option("", "The program's command, as for `hermes rl start`.", metavar="COMMAND")
+    prompts: str | None = option(None, "Its tasks; the first one is done.", metavar="FILE")
+    reward: str | None = option(None, "Scores a rollout, as for `hermes rl start`.", metavar="REWARD")
+    model: str | None = option(None, "The policy's base model.", metavar="MODEL")
+
+
+@click.command()
+@model_options(CheckOptions)
+@json_option
+@stored_variables
+def check(options: CheckOptions, as_json: bool) -> None:
+    """Run one rollout of a program and prove what would be trained.
+
+    \b
+    hermes rl check --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
+    """
+    import signal
+
+    from hermes.cli.terminal.waiting import waiting
+    from hermes.config.load import load
+    from hermes.rl.checks.program import check_program, select_program
+    from hermes.rl.render import program_text
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
+    config = load()
+    resolved = select_program(config, options.agent, options.prompts, options.reward, options.model)
+    with waiting("starting the policy and the program"):
+        report = check_program(config, resolved)
+    click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))
+    if not report["holds"]:
+        raise SystemExit(1)
 
 
 @click.command(hidden=True)

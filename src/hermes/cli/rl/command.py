@@ -16,7 +16,7 @@ import click
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import alerts, check_signal, doctor, preflight, print_differences, test
+from hermes.cli.rl.checks import alerts, check, check_signal, doctor, preflight, print_differences, test
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -63,7 +63,7 @@ def rl() -> None:
 
 
 rl.add_command(agent)
-for _command in (test, preflight, doctor, alerts, plan, sweep, weights, serve):
+for _command in (check, test, preflight, doctor, alerts, plan, sweep, weights, serve):
     rl.add_command(_command)
 
 
@@ -142,6 +142,9 @@ class StartOptions(Options):
     reward: str | None = option(
         None, "Scores a rollout, as for `hermes batch --reward`.", metavar="FILE.py:FUNCTION"
     )
+    agent: str | None = option(
+        None, "Train inside this program, in place of our own agent; with --prompts.", metavar="COMMAND"
+    )
     toolsets: str | None = option(
         None, "Toolsets that the agent is offered; 'none' for no tools.", metavar="A,B"
     )
@@ -179,6 +182,7 @@ def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
     hermes rl start --env calculator
     hermes rl start --env calculator:2 --env format:1
     hermes rl start --prompts tasks.jsonl --reward my_reward.py:reward --set total_steps=50
+    hermes rl start --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
     """
     from hermes.cli.question import has_person
     from hermes.rl.config.mixture import parse_weighted, resolve_mixture
@@ -187,10 +191,10 @@ def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
     settings = _config({"rl.service": options.service} if options.service else {})
     names = [parse_weighted(reference) for reference in options.environments]
     environment = names[0].name if names else None
-    if options.prompts or options.reward:
+    if options.prompts or options.reward or options.agent:
         from hermes.rl.config.reward_function import select_reward_function
 
-        select_reward_function(settings, environment, options.prompts, options.reward)
+        select_reward_function(settings, environment, options.prompts, options.reward, options.agent)
         environment = None
     several = len(names) > 1
     resolved = _resolve_selected(settings, environment, options, () if several else options.edits)

@@ -22,7 +22,6 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from hermes.compat.verifiers.gateway import ModelGateway, RolloutCalls, SessionCalls
 from hermes.compat.verifiers.interpreter import default_python
 from hermes.compat.verifiers.worker_process import WorkerProcess
 from hermes.config.load import load
@@ -47,6 +46,7 @@ from hermes.errors import (
     SandboxError,
     UsageError,
 )
+from hermes.gateway.sampled import SampledCall, SampledGateway, SampledRollout
 from hermes.models.remote.wire import Dialect, message_to_wire
 
 
@@ -113,7 +113,7 @@ class VerifiersEnv(BaseEnv):
     ) -> None:
         super().__init__(config, without_local_probes(server_configs), slurm, testing)
         self.rewards_for_log: list[float] = []
-        self._gateway = ModelGateway()
+        self._gateway = SampledGateway()
         self._worker: WorkerProcess | None = None
         self._policy: PolicyServers | None = None
         self._train_tasks: int | None = None
@@ -203,7 +203,7 @@ class VerifiersEnv(BaseEnv):
         sampling = Sampling(
             temperature=temperature, max_tokens=self.config.max_token_length, seed=self._seed(item, attempt)
         )
-        calls = RolloutCalls(lambda: policy.rollout_model(limit), sampling)
+        calls = SampledRollout(policy.rollout_model(limit), sampling, strict=True)
         if await self._worker.task(item.split, item.index) is None:
             raise ConfigError(f"{self.config.package} has no task {item.index}.", "Lower --env.eval_tasks.")
         params = {
@@ -212,9 +212,9 @@ class VerifiersEnv(BaseEnv):
             "model": "policy",
             "sampling": {"temperature": temperature, "max_tokens": self.config.max_token_length},
         }
-        with self._gateway.rollout(calls) as base_url:
+        with self._gateway.rollout(calls) as path:
             try:
-                result = await self._worker.run({**params, "base_url": base_url})
+                result = await self._worker.run({**params, "base_url": f"{self._gateway.url}{path}/v1"})
             except GroupDroppedError:
                 if calls.failure is not None:  # the environment raised because its model call failed
                     raise model_failure(calls.failure) from None
@@ -306,7 +306,7 @@ class AgentRollout:
     messages: tuple[dict[str, Any], ...]
 
 
-def read_rollout(result: Mapping[str, Any], calls: RolloutCalls) -> list[AgentRollout]:
+def read_rollout(result: Mapping[str, Any], calls: SampledRollout) -> list[AgentRollout]:
     """The agents of a rollout that ended with a score; raises if it failed.
 
     The failure is the model server's, the sandbox's, or the environment's, so that groups are retried or
@@ -320,30 +320,32 @@ def read_rollout(result: Mapping[str, Any], calls: RolloutCalls) -> list[AgentRo
     return rollouts
 
 
-def _agent_rollout(trace: Mapping[str, Any], calls: RolloutCalls) -> AgentRollout:
+def _agent_rollout(trace: Mapping[str, Any], calls: SampledRollout) -> AgentRollout:
     if trace["score"] is None:
         if trace["timed_out"]:
             raise GroupDroppedError("timeout", "a rollout reached a time limit of its environment")
         if calls.failure is not None:
             raise model_failure(calls.failure)
         raise GroupDroppedError("grader", "a rollout ended without a reward")
-    session = calls.sessions.get(trace["session"])
+    own = [call for call in calls.calls if call.session == trace["session"]]
     return AgentRollout(
         agent=trace["agent"],
         trainable=trace["trainable"],
         score=float(trace["score"]),
         parts=trace["parts"],
         stop=trace["stop"],
-        calls=tuple(session.calls) if session else (),
-        messages=_messages(session) if session else (),
+        calls=tuple(call.reply.call for call in own),
+        messages=_messages(own[-1]) if own else (),
     )
 
 
-def _messages(session: SessionCalls) -> tuple[dict[str, Any], ...]:
-    return tuple(message_to_wire(message, Dialect(send_reasoning=True)) for message in session.messages)
+def _messages(last: SampledCall) -> tuple[dict[str, Any], ...]:
+    """The conversation as the last call saw it, with its answer."""
+    conversation = (*last.messages, last.reply.message)
+    return tuple(message_to_wire(message, Dialect(send_reasoning=True)) for message in conversation)
 
 
-def _failure(errors: Sequence[Mapping[str, str]], calls: RolloutCalls) -> HermesError:
+def _failure(errors: Sequence[Mapping[str, str]], calls: SampledRollout) -> HermesError:
     if calls.failure is not None:
         return model_failure(calls.failure)
     last = errors[-1]

@@ -20,6 +20,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -35,7 +36,13 @@ from hermes.envs.agent.group import build_group, group_error
 from hermes.envs.agent.pending import LoopBoundServer
 from hermes.envs.agent.policy import PolicyServers, RolloutPolicy, without_local_probes
 from hermes.envs.agent.result import AgentResult
-from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, ScoredRollout, run_scored
+from hermes.envs.agent.rollout import (
+    RolloutContext,
+    RolloutSpec,
+    ScoredRollout,
+    finished_rollout,
+    run_scored,
+)
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.base import BaseEnv
 from hermes.envs.dataset import load_tasks
@@ -51,7 +58,7 @@ from hermes.tools.registry import unusable_toolsets
 
 if TYPE_CHECKING:
     from hermes.store import Writer
-    from hermes.tools.base import Tool
+    from hermes.tools.base import Tool, Workbench
 
 
 @dataclass
@@ -208,7 +215,14 @@ class HermesAgentBaseEnv(BaseEnv):
                 self.rollout_context(),
                 lambda: self._rollout_spec(item, offered, temperature, sample_index, attempt),
                 self.compute_reward,
+                self.run_rollout,
             )
+
+    def run_rollout(
+        self, context: RolloutContext, spec: RolloutSpec
+    ) -> AbstractAsyncContextManager[tuple[AgentResult, Workbench]]:
+        """Runs the agent to its end; see `agent.rollout.finished_rollout`."""
+        return finished_rollout(context, spec)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Runs `eval_items` with the whole agent loop and reports success with its uncertainty."""

@@ -119,16 +119,16 @@ class SlottedChat:
     """A model each call of which takes a slot of its server."""
 
     def __init__(self, model: ChatModel, server: APIServer) -> None:
-        self._model = model
+        self.model = model
         self._server = server
 
     @property
     def name(self) -> str:
-        return self._model.name
+        return self.model.name
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         async with self._server.slots(None):
-            return await self._model.complete(request, on_delta)
+            return await self.model.complete(request, on_delta)
 
     async def close(self) -> None:
         """Does nothing: the model is shared by rollouts, and closed by the policy."""

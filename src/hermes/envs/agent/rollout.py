@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +103,17 @@ class RolloutContext:
     reward_range: Range
 
 
+RunRollout = Callable[
+    [RolloutContext, RolloutSpec], AbstractAsyncContextManager[tuple[AgentResult, Workbench]]
+]
+"""Runs a rollout to its end, and keeps its sandbox open for the block."""
+
+
 async def run_scored(
-    context: RolloutContext, new_spec: Callable[[], RolloutSpec], compute: ComputeReward
+    context: RolloutContext,
+    new_spec: Callable[[], RolloutSpec],
+    compute: ComputeReward,
+    run: RunRollout,
 ) -> ScoredRollout:
     """A rollout with its reward. ProviderError, SandboxError or GraderError if there is none.
 
@@ -113,7 +122,7 @@ async def run_scored(
     last_error: HermesError | None = None
     for _ in range(MAX_ATTEMPTS):
         try:
-            return await _attempt(context, new_spec(), compute)
+            return await _attempt(context, new_spec(), compute, run)
         except RolloutFailedError as error:
             last_error = _as_infrastructure(error)
         except (GraderError, ProviderError, SandboxError) as error:
@@ -122,8 +131,10 @@ async def run_scored(
     raise last_error
 
 
-async def _attempt(context: RolloutContext, spec: RolloutSpec, compute: ComputeReward) -> ScoredRollout:
-    async with finished_rollout(context, spec) as (result, bench):
+async def _attempt(
+    context: RolloutContext, spec: RolloutSpec, compute: ComputeReward, run: RunRollout
+) -> ScoredRollout:
+    async with run(context, spec) as (result, bench):
         reward = await grade(compute, spec.item, result, bench, context.reward_range)
     forbidden = find_touches(result.trajectory.steps, context.settings.forbidden_paths)
     rollout = ScoredRollout(result, reward, tuple(forbidden))

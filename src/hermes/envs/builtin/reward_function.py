@@ -76,10 +76,10 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
     async def setup(self) -> None:
         if not self.config.dataset_name or not self.config.reward:
             raise ConfigError(
-                "reward_function needs prompts and a function that scores them.",
+                f"{self.name} needs prompts and something that scores them.",
                 "Set dataset_name and reward: --env.dataset_name tasks.jsonl --env.reward my.py:score",
             )
-        self._function: RewardFunction = load_reward(self.config.reward)
+        self._function = self.load_function()
         dataset = await asyncio.to_thread(
             read_dataset, self.config.dataset_name, prompt_field=self.config.prompt_field
         )
@@ -87,6 +87,10 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
             logger.warning("%s, line %d is left out: %s", self.config.dataset_name, bad.line, bad.reason)
         self._train, self._held_out = split(check_rows(dataset).rows, self.config.eval_share)
         self._next = 0
+
+    def load_function(self) -> RewardFunction | None:
+        """The function that scores a rollout; None if a subclass scores it otherwise."""
+        return load_reward(self.config.reward)
 
     async def get_next_item(self) -> TaskRow:
         """The tasks in order, over and over."""
@@ -109,6 +113,7 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
         return {path: text.encode("utf-8", "surrogatepass") for path, text in item.files.items()}
 
     async def compute_reward(self, item: TaskRow, result: AgentResult, ctx: ToolContext) -> float:
+        assert self._function is not None, "a subclass scores otherwise"
         return await score(self._function, item, result.trajectory, ctx.open_sandbox)
 
 

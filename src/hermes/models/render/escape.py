@@ -61,6 +61,11 @@ class Rendered:
             span for span in self.literal_spans if span[0] < size
         )
 
+    def after(self, start: int) -> Rendered:
+        """The rest from `start` on, which is not within a literal span."""
+        spans = ((begin - start, end - start) for begin, end in self.literal_spans if begin >= start)
+        return Rendered(self.text[start:], tuple(spans))
+
     def __add__(self, suffix: Rendered) -> Rendered:
         size = len(self.text)
         shifted = tuple((start + size, end + size) for start, end in suffix.literal_spans)

@@ -6,6 +6,11 @@ template renders the history differently from what was sampled (it drops old thi
 closes a turn with another token), the prompt is encoded anew, and the two contexts are separate training
 sequences; `envs.agent.sequences` detects that from the recorded ids.
 
+An answer that comes back is recognised as `core.history` says, so a client may reorder the keys of arguments,
+repair broken ones, trim text and drop thinking, and the model still sees what it sampled. A client that sends
+other arguments than the model wrote begins a context of its own; so does one that offers other tools. A
+history can be continued any number of times: by a retry, a fork, a sub-agent's twin.
+
 One `TokenChat` follows one rollout, its sub-agents included. It samples from a `TokenSource`, which rollouts
 share.
 """
@@ -13,12 +18,14 @@ share.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.core import Message, ModelCall, Role, Sampling, ToolCall
+from hermes.core import Message, ModelCall, Role, Sampling, ToolCall, ordered_json
+from hermes.core.history import Echo, compare, digest, extend, message_key
 from hermes.errors import ContextOverflowError, ProviderError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.render.escape import Rendered
@@ -43,14 +50,72 @@ class TokenSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Context:
-    """A conversation up to some message."""
+class _Prompt:
+    """What the model is shown."""
 
     ids: tuple[int, ...]
     rendered: Rendered
     """The same as text."""
-    assistant_texts: Mapping[int, str] = field(default_factory=dict)
-    """The text that the model sampled, by the message's index."""
+    anchor: _Answer | None
+    """The answer that the ids continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A sampled answer with the context that it was sampled in, as an addition to an earlier one's."""
+
+    previous: _Answer | None
+    new_ids: tuple[int, ...]
+    new_rendered: Rendered
+    position: int
+    """Of the message in its conversation."""
+    message: Message
+    text: str
+    """As it was sampled."""
+    history: _Answer | None
+    """The answer before it in the conversation, whether or not the context continues it."""
+
+    def context(self) -> tuple[tuple[int, ...], Rendered]:
+        """The ids and the text up to the end of the answer."""
+        additions: list[_Answer] = []
+        answer: _Answer | None = self
+        while answer is not None:
+            additions.append(answer)
+            answer = answer.previous
+        ids: list[int] = []
+        rendered = Rendered("")
+        for addition in reversed(additions):
+            ids += addition.new_ids
+            rendered += addition.new_rendered
+        return tuple(ids), rendered
+
+    def with_earlier(self) -> Iterator[_Answer]:
+        """The answers of the conversation that were sampled here, the latest first."""
+        answer: _Answer | None = self
+        while answer is not None:
+            yield answer
+            answer = answer.history
+
+
+@dataclass
+class EchoCounts:
+    """What became of the answers that were sent back; each answer counts once for each form."""
+
+    counts: Counter[Echo] = field(default_factory=Counter)
+    foreign: int = 0
+    """Assistant messages that no model sampled here."""
+    _seen: set[tuple[int, Echo]] = field(default_factory=set)
+    _foreign_seen: set[bytes] = field(default_factory=set)
+
+    def count(self, answer: _Answer, echo: Echo) -> None:
+        if (id(answer), echo) not in self._seen:
+            self._seen.add((id(answer), echo))
+            self.counts[echo] += 1
+
+    def count_foreign(self, path: bytes) -> None:
+        if path not in self._foreign_seen:
+            self._foreign_seen.add(path)
+            self.foreign += 1
 
 
 class TokenChat:
@@ -59,12 +124,21 @@ class TokenChat:
     def __init__(self, source: TokenSource, renderer: ChatRenderer) -> None:
         self._source = source
         self._renderer = renderer
-        self._contexts: dict[tuple[Message, ...], _Context] = {}
-        """Conversations that end with an answer sampled here, by their messages."""
+        self._answers: dict[bytes, _Answer] = {}
+        """By the identity of the conversation that ends with them."""
+        self._calls = 0
+        self._issued = 0
+        """Tool calls in all answers."""
+        self.echoes = EchoCounts()
 
     @property
     def name(self) -> str:
         return self._source.name
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest sequence, prompt and answer together."""
+        return self._renderer.context_tokens
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         """One answer; see `ChatModel`. `on_delta` receives it in one piece."""
@@ -72,27 +146,18 @@ class TokenChat:
             raise ProviderError(
                 f"{self.name} is sampled by token ids, which cannot hold images.", "Leave the images out."
             )
-        previous, prompt = self._prompt(request)
+        known, path = self._known_history(request)
+        prompt = self._prompt(request, known)
+        call_number, self._calls = self._calls, self._calls + 1
         sampling = replace(
             request.sampling,
             max_tokens=self._max_tokens(request.sampling, prompt),
-            seed=self._seed(request.sampling.seed, len(prompt.ids)),
+            seed=_seed(request.sampling.seed, call_number),
         )
         started_at = time.perf_counter()
         reply = await self._source.complete_tokens(prompt.ids, sampling, request.timeout_s)
         latency_ms = (time.perf_counter() - started_at) * 1000
-        sampled_ids = reply.tokens.sampled_ids
-        text, end_token = self._split_end_token(sampled_ids)
-        message, finish_reason = self._parse(text, reply.finish_reason, request)
-        # The context that was continued is not needed any more: the new one begins with it.
-        self._contexts = {
-            messages: context for messages, context in self._contexts.items() if context is not previous
-        }
-        self._contexts[(*request.messages, message)] = _Context(
-            ids=(*prompt.ids, *sampled_ids),
-            rendered=prompt.rendered + render_content(self._renderer.tokenizer, text) + Rendered(end_token),
-            assistant_texts={**prompt.assistant_texts, len(request.messages): text},
-        )
+        message, finish_reason = self._keep(request, reply, prompt, known, path)
         if on_delta:
             on_delta(StreamDelta(text=message.content, reasoning=message.reasoning or ""))
         call = ModelCall(
@@ -113,37 +178,72 @@ class TokenChat:
         )
         return ChatReply(message, call, input_messages)
 
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The length of the prompt that this request would have now."""
+        known, _ = self._known_history(request)
+        return len(self._prompt(request, known).ids)
+
     async def close(self) -> None:
         """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""
 
-    def _prompt(self, request: ChatRequest) -> tuple[_Context | None, _Context]:
-        """The context that this request continues, if there is one, and the prompt."""
-        previous = self._latest_context(request.messages)
-        assistant_texts = previous.assistant_texts if previous else {}
-        rendered = self._renderer.render(request, assistant_texts)
-        tokenizer = self._renderer.tokenizer
-        if previous is not None and rendered.continues(previous.rendered):
-            new_ids = encode(tokenizer, rendered, len(previous.rendered.text))
-            return previous, _Context((*previous.ids, *new_ids), rendered, assistant_texts)
-        return previous, _Context(tuple(encode(tokenizer, rendered)), rendered, assistant_texts)
+    def _known_history(self, request: ChatRequest) -> tuple[_Answer | None, bytes]:
+        """The last of the answers sampled here that the conversation has, and the conversation's identity.
 
-    def _latest_context(self, messages: tuple[Message, ...]) -> _Context | None:
-        for end in range(len(messages), 0, -1):
-            if messages[end - 1].role is Role.ASSISTANT and messages[:end] in self._contexts:
-                return self._contexts[messages[:end]]
-        return None
-
-    def _seed(self, seed: int | None, prompt_tokens: int) -> int | None:
-        """The seed of a call: the request's for the first of a rollout, one made of it for each later one.
-
-        With the same seed it would draw the same numbers, and not be independent of the answer before.
+        An answer that the client edited is text of the client's.
         """
-        if seed is None or not self._contexts:
-            return seed
-        digest = blake2b(f"{seed}:{prompt_tokens}".encode(), digest_size=4).digest()
-        return int.from_bytes(digest, "big") >> 1
+        path = digest("tools", ordered_json(list(request.tools)))
+        known: _Answer | None = None
+        for message in request.messages:
+            path = extend(path, message_key(message))
+            if message.role is not Role.ASSISTANT:
+                continue
+            answer = self._answers.get(path)
+            if answer is None:
+                self.echoes.count_foreign(path)
+                continue
+            echo = compare(answer.message, message)
+            self.echoes.count(answer, echo)
+            if echo is Echo.EDITED:
+                path = extend(path, digest("edited", *(call.arguments for call in message.tool_calls)))
+            else:
+                known = answer
+        return known, path
 
-    def _max_tokens(self, sampling: Sampling, prompt: _Context) -> int:
+    def _prompt(self, request: ChatRequest, known: _Answer | None) -> _Prompt:
+        answers = known.with_earlier() if known else ()
+        sampled_texts = {answer.position: answer.text for answer in answers}
+        rendered = self._renderer.render(request, sampled_texts)
+        tokenizer = self._renderer.tokenizer
+        if known is not None:
+            ids, before = known.context()
+            if rendered.continues(before):
+                return _Prompt((*ids, *encode(tokenizer, rendered, len(before.text))), rendered, known)
+        return _Prompt(tuple(encode(tokenizer, rendered)), rendered, None)
+
+    def _keep(
+        self, request: ChatRequest, reply: TokenReply, prompt: _Prompt, known: _Answer | None, path: bytes
+    ) -> tuple[Message, str]:
+        """The answer as a message, from which the conversation can go on."""
+        sampled_ids = reply.tokens.sampled_ids
+        text, end_token = self._split_end_token(sampled_ids)
+        message, finish_reason = self._parse(text, reply.finish_reason, request)
+        sampled = render_content(self._renderer.tokenizer, text) + Rendered(end_token)
+        shown = 0, 0
+        if prompt.anchor is not None:
+            ids, before = prompt.anchor.context()
+            shown = len(ids), len(before.text)
+        self._answers[extend(path, message_key(message))] = _Answer(
+            prompt.anchor,
+            (*prompt.ids[shown[0] :], *sampled_ids),
+            prompt.rendered.after(shown[1]) + sampled,
+            len(request.messages),
+            message,
+            text,
+            known,
+        )
+        return message, finish_reason
+
+    def _max_tokens(self, sampling: Sampling, prompt: _Prompt) -> int:
         used, limit = len(prompt.ids), self._renderer.context_tokens
         if used >= limit:
             raise ContextOverflowError(
@@ -162,18 +262,30 @@ class TokenChat:
     def _parse(self, text: str, finish_reason: str, request: ChatRequest) -> tuple[Message, str]:
         stops = [index for stop in request.sampling.stop if stop and (index := text.find(stop)) >= 0]
         parsed = self._renderer.parser.parse(text[: min(stops)] if stops else text, request.tools)
-        calls = self._numbered(parsed.tool_calls, request)
+        calls = self._numbered(parsed.tool_calls)
         message = Message.assistant(parsed.content, reasoning=parsed.reasoning, tool_calls=calls)
         calls_tools = finish_reason == "stop" and parsed.tool_calls
         return message, "tool_calls" if calls_tools else finish_reason
 
-    def _numbered(self, calls: Sequence[ToolCall], request: ChatRequest) -> tuple[ToolCall, ...]:
-        """The calls with ids that count those of the conversation, where the model's format has none.
+    def _numbered(self, calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+        """The calls with ids that count those of the rollout, where the model's format has none.
 
+        No two calls of a rollout have one id: clients send answers back in other words, but with their ids.
         The model reads the ids with the results. Drawn at random they made equal rollouts differ, so that
         neither the sampler nor the trainer could compute what they share once.
         """
         if self._renderer.native:
             return tuple(calls)
-        before = sum(len(message.tool_calls) for message in request.messages)
-        return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls, start=before))
+        first, self._issued = self._issued, self._issued + len(calls)
+        return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls, start=first))
+
+
+def _seed(seed: int | None, call_number: int) -> int | None:
+    """The seed of a call: the request's for the first of a rollout, one made of it for each later one.
+
+    With the same seed a call would draw the same numbers as the one before, and twins would be one answer.
+    """
+    if seed is None or not call_number:
+        return seed
+    hashed = blake2b(f"{seed}:{call_number}".encode(), digest_size=4).digest()
+    return int.from_bytes(hashed, "big") >> 1

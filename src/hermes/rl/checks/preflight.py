@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 GROUPS, SECONDS = 4, 60.0
 """How many groups are sampled, and how long that may take where _LEAST_GROUPS are finished by then."""
 _LEAST_GROUPS = 2
-_START_S = 120.0
+START_S = 120.0
 """How long the environment may take before it begins to sample."""
 _POLL_S = 0.05
 _HIGH_TRUNCATION = 0.3
@@ -85,11 +85,11 @@ def preflight(
     fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
         raise HermesError(missing.problem, missing.fix)
-    with _policy(config, resolved.model, engine_log, fields) as policy:
+    with open_policy(config, resolved.model, engine_log, fields) as policy:
         with _creation_time(output) as began_s:
             least = min(groups, _LEAST_GROUPS)
             problem = run_process_mode(
-                resolved, policy.server, overrides, output, log, seconds, _START_S, least
+                resolved, policy.server, overrides, output, log, seconds, START_S, least
             )
         sampled_groups = read_groups(output)
         if not sampled_groups:
@@ -134,7 +134,7 @@ def _last_write_s(path: Path) -> float:
     return path.stat().st_mtime
 
 
-class _Policy(NamedTuple):
+class Policy(NamedTuple):
     """The server of the untrained policy."""
 
     server: TestedServer
@@ -144,7 +144,7 @@ class _Policy(NamedTuple):
 
 
 @contextmanager
-def _policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
+def open_policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[Policy]:
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
@@ -165,11 +165,11 @@ def _policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Ite
             TokenMeter(Path(meter_folder)),
         ) as proxy,
     ):
-        yield _Policy(_server(proxy.url, model), proxy.url, is_own_engine=False)
+        yield Policy(_server(proxy.url, model), proxy.url, is_own_engine=False)
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[_Policy]:
+def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[Policy]:
     """A temporary engine with the options of the run's own, but one process."""
     with TemporaryDirectory() as state:
         options = engine_options(
@@ -181,7 +181,7 @@ def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Ite
             replicas="1",
         )
         with engine_process(options, log, _NO_TOKEN) as url:
-            yield _Policy(_server(url, model), url, is_own_engine=True)
+            yield Policy(_server(url, model), url, is_own_engine=True)
 
 
 def _server(url: str, model: str) -> TestedServer:

@@ -1,0 +1,194 @@
+"""From a user's command to what is started in a sandbox: its words, its variables, what it may see. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes.errors import ConfigError
+from hermes.gateway.presets import LOCAL_KEY, Launch, Target, prepare, preset_of
+
+FIELDS = ("prompt", "prompt_file", "workspace", "base_url", "model", "key")
+"""What a command may name in braces."""
+_ALWAYS_VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+_QUIET: Mapping[str, Mapping[str, str]] = {
+    "claude-code": {
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "DISABLE_AUTOUPDATER": "1",
+        "IS_SANDBOX": "1",
+    },
+    "opencode": {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+    "mini-swe-agent": {
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    },
+    "aider": {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+}
+"""Variables by which a client leaves other hosts than the model's alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The command of an environment, found on this machine."""
+
+    words: tuple[str, ...]
+    """With names in braces where a rollout's own values go."""
+    shown: tuple[str, ...]
+    """Files and folders of this machine that it needs."""
+    path: tuple[str, ...]
+    """Further folders for PATH."""
+
+    @property
+    def reads_prompt_from_input(self) -> bool:
+        return not any("{prompt}" in word or "{prompt_file}" in word for word in self.words)
+
+    @property
+    def agent(self) -> str:
+        """The name that its trajectories have."""
+        preset = preset_of(self.words[0])
+        return preset.agent if preset else Path(self.words[0]).name
+
+
+def find_program(command: str, extra: Sequence[str] = ()) -> Program:
+    """ConfigError: the command is empty, names no program, or has an unknown name in braces.
+
+    A script and files among the words are shown themselves, not their folders, which may hold a task's
+    answers; a program of an installation (`…/bin/NAME`) is shown with it. `extra` are further paths.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"the agent's command cannot be read: {error}.", "Check its quotes.") from error
+    if not words:
+        raise ConfigError("no agent is named.", 'Name the command: --env.agent "claude -p {prompt}"')
+    _check_fields(command, words)
+    found = shutil.which(words[0])
+    if found is None:
+        raise ConfigError(
+            f"the agent's program '{words[0]}' is not on this machine.", "Install it, or give its path."
+        )
+    program = Path(found).absolute()
+    shown = [*_needed_by(program), *(str(Path(path).expanduser().resolve()) for path in extra)]
+    rest = []
+    for word in words[1:]:
+        path = Path(word).expanduser()
+        if "{" not in word and path.is_file():
+            shown.append(str(path.resolve()))
+            word = str(path.resolve())
+        rest.append(word)
+    visible = dict.fromkeys(path for path in shown if not _is_visible(Path(path)))
+    folders = [str(program.parent)] if not _is_visible(program) else []
+    return Program((str(program), *rest), tuple(visible), tuple(folders))
+
+
+def _check_fields(command: str, words: Sequence[str]) -> None:
+    try:
+        for word in words:
+            fill(word, dict.fromkeys(FIELDS, ""))
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        known = ", ".join(f"{{{name}}}" for name in FIELDS)
+        raise ConfigError(
+            f"the agent's command has a name in braces that means nothing: {error}.",
+            f"Use {known}; write a brace itself twice.",
+        ) from error
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """The word with its names in braces replaced; doubled braces stand for themselves."""
+    return word.format_map(values)
+
+
+def _needed_by(program: Path) -> list[str]:
+    """The program, what it links to, and the installation that it is a part of."""
+    real = program.resolve()
+    needed = [str(real)]
+    for path in (program, real):
+        installation = path.parent.parent
+        if path.parent.name == "bin" and not _is_visible(path) and installation != Path(installation.anchor):
+            needed.append(str(installation))
+        marker = installation / "pyvenv.cfg"
+        if marker.is_file():
+            needed += _base_python(marker)
+    package = next((folder for folder in real.parents if folder.name == "node_modules"), None)
+    if package is not None:
+        needed.append(str(package))
+    return needed
+
+
+def _base_python(marker: Path) -> list[str]:
+    """The installation that a virtual environment was made from."""
+    for line in marker.read_text("utf-8", "replace").splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == "home":
+            return [str(Path(value.strip()).resolve().parent)]
+    return []
+
+
+def _is_visible(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _ALWAYS_VISIBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rollout's program runs."""
+
+    url: str
+    """Of its model, without /v1."""
+    workspace: str
+    prompt_file: str
+    home: str
+    """Its home directory."""
+    scratch: Path
+    """A folder of this machine for the client's settings."""
+    scratch_inside: str
+    """The same folder as the program sees it."""
+
+
+def launch(program: Program, prompt: str, model: str, context_tokens: int | None, place: Place) -> Launch:
+    """The words and variables of one rollout. Files for the client are written to `place.scratch`."""
+    values = {
+        "prompt": prompt,
+        "prompt_file": place.prompt_file,
+        "workspace": place.workspace,
+        "base_url": f"{place.url}/v1",
+        "model": model,
+        "key": LOCAL_KEY,
+    }
+    words = [fill(word, values) for word in program.words]
+    target = Target(place.url, model, own_key=False, context_tokens=context_tokens)
+    prepared = prepare(words, target, place.scratch, {"HOME": str(place.scratch / "home")})
+    variables = {
+        **prepared.variables,
+        "HOME": place.home,
+        "XDG_CONFIG_HOME": f"{place.home}/.config",
+        "HERMES_MODEL": model,
+        "HERMES_BASE_URL": place.url,
+        **_QUIET.get(program.agent, {}),
+        **_context_variables(program.agent, context_tokens),
+    }
+    outside, inside = str(place.scratch), place.scratch_inside
+    return Launch(
+        tuple(word.replace(outside, inside) for word in prepared.command),
+        {name: value.replace(outside, inside) for name, value in variables.items()},
+    )
+
+
+def _context_variables(agent: str, context_tokens: int | None) -> dict[str, str]:
+    """How Claude Code is told that the model's context is shorter than it thinks."""
+    if agent != "claude-code" or context_tokens is None:
+        return {}
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context_tokens),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(1, context_tokens // 4)),
+    }
+
+
+def shell_line(command: Sequence[str], path: Sequence[str]) -> str:
+    """The command as one line of a shell, with its folders before the sandbox's own PATH."""
+    line = "exec " + shlex.join(command)
+    return f"export PATH={shlex.quote(':'.join(path))}:$PATH; {line}" if path else line

@@ -1,0 +1,238 @@
+"""Any program in the training loop: its sandbox, its model, its reward, and exactly the tokens it sampled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hermes.config.paths import db_path
+from hermes.core import Source
+from hermes.core.sequence import MASKED
+from hermes.envs.builtin.program import ProgramConfig, ProgramEnv
+from hermes.envs.failures import GroupDroppedError
+from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.tokenise import load_tokenizer
+from hermes.errors import ConfigError, UsageError
+from hermes.store import Reader
+from tests.envs.token_source import Answer, TokenServer, said
+from tests.rl.world import tiny_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AGENT = Path(__file__).parent / "agent.py"
+END = "<|im_end|>"
+WRITE = '<tool_call>\n{"name": "shell", "arguments": {"command": "echo 7 > answer.txt", "why": "asked"}}\n'
+TURNS = (f"I will.\n{WRITE}</tool_call>{END}", f" Done. {END}")
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(path, 4096, words=["answer"])
+    return path
+
+
+class Words:
+    """Encodes text as a model may sample it: `answer` is one token, which no encoder makes of text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for place, piece in enumerate(text.split("answer")):
+            ids += [self.tokenizer.convert_tokens_to_ids("answer")] if place else []
+            ids += self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids))
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer_folder: Path) -> Words:
+    return Words(load_tokenizer(str(tokenizer_folder)))
+
+
+def policy(words: Words, *turns: str) -> TokenServer:
+    """Says the turns of a conversation in order; how many it said, the prompt shows."""
+
+    def answer(ids: list[int], params: dict[str, Any]) -> Answer:
+        spoken = words.decode(ids).count("<|im_start|>assistant") - 1
+        return said(words.encode(turns[min(spoken, len(turns) - 1)]))
+
+    return TokenServer(answer)
+
+
+Make = Callable[..., ProgramEnv]
+
+
+@pytest.fixture
+def make(tmp_path: Path, tokenizer_folder: Path) -> Make:
+    tasks = tmp_path / "tasks.jsonl"
+    row = {"prompt": "Write it.", "id": "one", "expected": "7", "files": {"notes.txt": "blue"}}
+    tasks.write_text(json.dumps(row) + "\n")
+    scorer = tmp_path / "tests.py"
+    scorer.write_text(
+        "async def score(ctx):\n"
+        "    return float((await ctx.read_file('answer.txt')).strip() == ctx.expected)\n"
+    )
+
+    def made(server: TokenServer | None, words: str = "{prompt}", **settings: Any) -> ProgramEnv:
+        defaults: dict[str, Any] = {
+            "agent": f"{AGENT} {words}",
+            "dataset_name": str(tasks),
+            "reward": f"{scorer}:score",
+            "tokenizer_name": str(tokenizer_folder),
+            "group_size": 2,
+            "max_token_length": 400,
+            "include_messages": True,
+            "use_wandb": False,
+        }
+        address = server.base_url if server else "http://127.0.0.1:9/v1"
+        served = APIServerConfig(
+            base_url=address, model_name="policy", server_type="sglang", health_check=False
+        )
+        return ProgramEnv(ProgramConfig(**{**defaults, **settings}), [served])
+
+    return made
+
+
+async def group_of(env: ProgramEnv) -> Any:
+    try:
+        await env.setup()
+        group, _ = await env.collect_trajectories(await env.get_next_item())
+    finally:
+        await env.close()
+    return group
+
+
+def generated(server: TokenServer) -> list[list[int]]:
+    return [body["input_ids"] for path, body in server.requests if path == "/generate"]
+
+
+@pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
+@pytest.mark.parametrize("flags", ["", "--stream --rewrite"])
+async def test_a_program_is_trained_on_what_was_sampled(
+    make: Make, words: Words, home: Path, dialect: str, flags: str
+) -> None:
+    with policy(words, *TURNS) as server:
+        group = await group_of(make(server, f"--dialect {dialect} {flags} {{prompt}}"))
+    spoken = [token for turn in TURNS for token in words.encode(turn)]
+    assert group["scores"] == [1.0, 1.0]
+    prompts = generated(server)
+    for tokens, masks in zip(group["tokens"], group["masks"], strict=True):
+        assert [mask for mask in masks if mask != MASKED] == spoken, "each token once, in one sequence"
+        assert tokens[: -len(words.encode(TURNS[-1]))] in prompts, "the context is the one it was sampled in"
+    assert all(body["sampling_params"]["temperature"] == 1.0 for _, body in server.requests)
+    with Reader(db_path(home)) as reader:
+        trajectories = [reader.get(row.id) for row in reader.summaries()]
+    assert {item.header.source for item in trajectories} == {Source.ENV}
+    for item in trajectories:
+        facts = item.header.metadata
+        assert (facts["agent"], facts["exit_code"], facts["calls"], facts["sequences"]) == (
+            "agent.py",
+            0,
+            2,
+            1,
+        )
+        assert facts["tokens_sampled"] == facts["tokens_trained"] == len(spoken)
+        assert facts["answers_foreign"] == facts["answers_edited"] == 0
+        assert [step.message.role.value for step in item.steps] == ["user", "assistant", "tool", "assistant"]
+        assert all(step.call is None or step.call.tokens is not None for step in item.steps)
+
+
+async def test_the_prompt_comes_on_standard_input_too(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server:
+        await group_of(make(server, ""))
+    assert "Write it." in words.decode(generated(server)[0])
+
+
+@pytest.mark.parametrize(
+    ("act", "settings", "reason"),
+    [
+        ("crash", {}, "ended with exit code 1: something broke; it never called its model"),
+        ("silent", {}, "exit code 0: it printed nothing; it never called its model"),
+        ("hang", {"terminal_lifetime": 3}, "ran for 3 s and was ended"),
+        ("question", {}, "EOFError"),
+    ],
+)
+async def test_a_program_that_fails_is_no_score(
+    make: Make, words: Words, act: str, settings: dict[str, Any], reason: str
+) -> None:
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match=reason):
+        await group_of(make(server, f"--act {act} {{prompt}}", **settings))
+
+
+async def test_a_program_reaches_nothing_but_its_model(make: Make, words: Words, home: Path) -> None:
+    with policy(words, *TURNS) as server:
+        await group_of(make(server, "--act network {prompt}"))
+    with Reader(db_path(home)) as reader:
+        outputs = [reader.get(row.id).header.metadata["output"] for row in reader.summaries()]
+    assert outputs == ["Done.\n", "Done.\n"]
+
+
+async def test_what_a_program_left_running_changes_no_reward(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server:
+        group = await group_of(make(server, "--act daemon {prompt}"))
+    assert group["scores"] == [1.0, 1.0]
+
+
+async def test_a_script_scores_by_its_exit_code_or_by_a_number(
+    make: Make, words: Words, tmp_path: Path
+) -> None:
+    by_code, by_file = tmp_path / "check.sh", tmp_path / "grade.sh"
+    by_code.write_text('test "$(cat answer.txt)" = 7\n')
+    by_file.write_text(
+        '#!/bin/sh\ngrep -q \'"expected": "7"\' && echo \'{"reward": 0.5}\' > $HERMES_REWARD_FILE\n'
+    )
+    for script, value in ((by_code, 1.0), (by_file, 0.5)):
+        with policy(words, *TURNS) as server:
+            assert (await group_of(make(server, reward=str(script))))["scores"] == [value, value]
+
+
+async def test_a_program_may_state_its_own_reward_if_it_was_allowed_to(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server:
+        assert (await group_of(make(server, "--act reward {prompt}", reward="program")))["scores"] == [
+            0.25
+        ] * 2
+        with pytest.raises(GroupDroppedError, match="404"):
+            await group_of(make(server, "--act reward {prompt}"))
+
+
+async def test_calls_beyond_the_limit_are_refused_and_the_work_is_scored(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server:
+        group = await group_of(make(server, max_agent_turns=1))
+    assert group["scores"] == [1.0, 1.0] and len(generated(server)) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"agent": ""}, "no agent is named"),
+        ({"agent": "no-such-program {prompt}"}, "'no-such-program' is not on this machine"),
+        ({"agent": f"{AGENT} {{promt}}"}, "name in braces"),
+        ({"agent": f"{AGENT} 'unfinished"}, "cannot be read"),
+        ({"reward": "absent.sh"}, "'absent.sh' is no file"),
+        ({"reward": ""}, "needs prompts and something that scores"),
+    ],
+)
+async def test_a_mistake_is_named_before_anything_is_started(
+    make: Make, settings: dict[str, Any], sentence: str
+) -> None:
+    env = make(None, **settings)
+    with pytest.raises((ConfigError, UsageError), match=sentence):
+        await env.setup()
+    await env.close()
+
+
+def test_the_agent_of_these_tests_needs_nothing_installed() -> None:
+    assert not {name for name in ("openai", "anthropic") if f"import {name}" in AGENT.read_text()}
+    assert sys.version_info >= (3, 11)
