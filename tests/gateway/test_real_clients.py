@@ -90,7 +90,7 @@ class Script:
             return Reply("I delegate.", calls=(Call(names[spawn], json.dumps(task)),))
         arguments: Json = {SHELLS[shell]: "echo hello", "description": "say hello"}
         oddly_spaced = json.dumps(arguments, separators=(",  ", " :"))
-        if jobs[-1] == "broken":
+        if jobs[-1] == "broken" and number == 1:
             oddly_spaced = f'{{"{SHELLS[shell]}": "echo hello", '
         command = Call(names[shell], oddly_spaced)
         return Reply("I look.", calls=(command,) * (2 if jobs[-1] == "two" else 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,6 +141,22 @@ def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
     sys.exit(code)
 
 
+@contextmanager
+def _restored_terminal() -> Iterator[None]:
+    """At the end the terminal has the modes that it had, also after a command that was killed in its own."""
+    import termios
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
 def _run_command(command: tuple[str, ...], environ: dict[str, str]) -> int:
     """The command's exit code, as a shell has it. The terminal, its interrupts included, is the command's."""
     import signal
@@ -150,7 +168,8 @@ def _run_command(command: tuple[str, ...], environ: dict[str, str]) -> int:
             command, env=environ, preexec_fn=lambda: signal.signal(signal.SIGINT, before) and None
         )
         signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
-        code = child.wait()
+        with _restored_terminal():
+            code = child.wait()
     except OSError as error:
         raise UsageError(f"'{command[0]}' cannot be started: {error.strerror}") from error
     finally:
