@@ -19,9 +19,11 @@ from hermes.core import Role, StepKind, Trajectory
 from hermes.store import Reader
 from tests.compat.venvs import VENVS, venv_python
 from tests.data.sessions.clients import imported
+from tests.gateway import client_requests
 from tests.gateway.scripted import Json, ScriptedProvider
 
 PACKAGES = ("@anthropic-ai/claude-code", "@openai/codex", "@mariozechner/pi-coding-agent", "opencode-ai")
+_LONGEST_RUN_S = 240
 NODE_MODULES = VENVS.parent / "clients"
 
 
@@ -34,15 +36,13 @@ class RealClient:
     command: tuple[str, ...]
     pointed: str
     """How the preset points it at the gateway."""
-    requirement: str | None = None
+    requirements: tuple[str, ...] = ()
     """Of a client that is installed by pip; else it is one of PACKAGES."""
     sessions: str | None = None
     """Where it writes its own record, below the user's home."""
     omits: str = ""
     """What its own record leaves out, or has in another form."""
     sub_agents: bool = False
-    repeats_cut: bool = True
-    """It asks again after a stream that broke off; else it takes the stump for an answer."""
 
     @property
     def program(self) -> str:
@@ -78,7 +78,6 @@ CLIENTS = (
         "a models.json in a folder of its own, which shows the rest of yours (`PI_CODING_AGENT_DIR`)",
         sessions=".pi/agent/sessions",
         omits="system prompt, tools; arguments as parsed",
-        repeats_cut=False,
     ),
     RealClient(
         "opencode",
@@ -89,7 +88,6 @@ CLIENTS = (
         sessions=".local/share/opencode/opencode.db",
         omits="system prompt, tools; arguments as parsed",
         sub_agents=True,
-        repeats_cut=False,
     ),
     RealClient(
         "mini-swe-agent",
@@ -97,7 +95,7 @@ CLIENTS = (
         "chat",
         ("mini", "--yolo", "--exit-immediately", "--cost-limit", "0", "--task", "{}"),
         "`OPENAI_API_BASE`, `ANTHROPIC_API_BASE`",
-        requirement="mini-swe-agent",
+        requirements=("mini-swe-agent", "mcp"),
     ),
     RealClient(
         "aider",
@@ -113,7 +111,7 @@ CLIENTS = (
             "{}",
         ),
         "the same",
-        requirement="aider-chat",
+        requirements=("aider-chat",),
     ),
 )
 
@@ -126,8 +124,8 @@ def program_folder(client: RealClient) -> Path:
         if folder is None:
             pytest.skip(f"{client.program} is not in {place}")
         return folder
-    if client.requirement is not None:
-        return venv_python(client.name, client.requirement).parent
+    if client.requirements:
+        return venv_python(client.name, *client.requirements).parent
     return _npm_folder()
 
 
@@ -195,6 +193,7 @@ class Run:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
+            timeout=_LONGEST_RUN_S,
         )
 
     def job(self, provider: ScriptedProvider, job: str, *, passed_on: bool = True) -> None:
@@ -202,6 +201,9 @@ class Run:
         done = self.start(provider.base_url, "custom/model-1", f"Please work. JOB-{job}", passed_on=passed_on)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "recorded: " in done.stderr, done.stderr
+        if "HERMES_CLIENT_REQUESTS" in os.environ and passed_on:
+            calls = [heard for heard in provider.requests if heard.method == "POST"]
+            client_requests.write(f"{self.client.name}-{job}", calls, provider.replies, self.user)
 
     def own_record(self, folder: Path) -> list[Trajectory]:
         """The session that the client wrote itself, as `hermes import` reads it into an empty store."""
