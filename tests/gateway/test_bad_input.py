@@ -17,10 +17,9 @@ import zstandard
 from hermes.config.load import Config
 from hermes.core import StepKind, StopReason
 from hermes.gateway.wire import Protocol
-from tests.gateway.conftest import EVERYTHING, gateway, stored
+from tests.gateway.conftest import EVERYTHING, calls_on_disk, gateway, stored
 from tests.gateway.requests import ROUTES, body_of, post
 from tests.gateway.scripted import Reply, ScriptedProvider
-from tests.gateway.test_relay import calls_on_disk
 from tests.waiting import wait_until
 
 CHAT = frozenset({Protocol.CHAT})

@@ -16,7 +16,7 @@ from hermes.config.load import Config
 from hermes.core import StopReason
 from hermes.core.model_call import INTERRUPTED
 from hermes.gateway.journal import Recording
-from tests.gateway.conftest import gateway, stored
+from tests.gateway.conftest import calls_on_disk, gateway, stored
 from tests.gateway.requests import KEY, ROUTES, body_of, post
 from tests.gateway.scripted import Call, Reply, ScriptedProvider
 from tests.waiting import wait_until
@@ -26,10 +26,6 @@ from tests.waiting import wait_until
 def provider() -> Iterator[ScriptedProvider]:
     with ScriptedProvider() as scripted:
         yield scripted
-
-
-def calls_on_disk(config: Config) -> int:
-    return sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
 
 
 @pytest.mark.parametrize("stream", [False, True])
