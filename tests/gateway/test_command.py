@@ -165,6 +165,8 @@ def test_queries_select_by_the_agent(config: Config, provider: ScriptedProvider,
     assert main.header.metadata == {"agent": "claude-code", "agent_version": "2.1.5", "exit_code": 0}
     assert side.header.relation is Relation.SIDE and side.header.parent_id == main.header.id
     assert side.header.session_id == "s1"
+    shown = hermes(config, project, "trajectories", "list").stdout.splitlines()
+    assert "agent" in shown[0] and all("claude-code" in line for line in shown[1:3])
     for agent, count in (("claude-code", 2), ("codex", 0)):
         listed = hermes(config, project, "trajectories", "list", "--agent", agent, "--json")
         assert len(json.loads(listed.stdout)) == count
