@@ -23,7 +23,7 @@ from tests.gateway.scripted import Reply, ScriptedProvider
 from tests.waiting import wait_until
 
 CHAT = frozenset({Protocol.CHAT})
-BOMB_BYTES = 1 << 29
+BOMB_BYTES = 5 << 26
 KINDS = {400: "invalid_request_error", 413: "request_too_large", 502: "api_error", 504: "api_error"}
 MODES = pytest.mark.parametrize("speaks", [EVERYTHING, CHAT], ids=["passed-on", "translated"])
 
@@ -47,7 +47,7 @@ def check_form(protocol: str, status: int, reply: tuple[int, bytes, dict[str, st
 
 
 def deflated(window_bits: int) -> bytes:
-    """A body of JSON that unpacks to half a gigabyte."""
+    """A body of JSON that unpacks to 320 MiB."""
     packer = zlib.compressobj(1, zlib.DEFLATED, window_bits)
     block = b" " * (1 << 20)
     parts = [packer.compress(b'{"model": "model-1", "messages": []')]
@@ -78,11 +78,11 @@ def bomb(request: pytest.FixtureRequest) -> tuple[str, bytes]:
     return request.param, BOMBS[request.param]()
 
 
-def test_a_body_that_unpacks_to_a_gigabyte_is_refused_without_being_unpacked(
+def test_a_bomb_is_refused_without_being_unpacked(
     config: Config, provider: ScriptedProvider, bomb: tuple[str, bytes]
 ) -> None:
     coding, data = bomb
-    assert len(data) < 4 << 20
+    assert len(data) < 2 << 20
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for speaks in (EVERYTHING, CHAT):
         with gateway(config, provider.url, speaks) as recording:
@@ -176,7 +176,7 @@ def test_unknown_routes_are_the_providers(
 def test_a_client_that_reads_nothing_is_given_up(
     config: Config, provider: ScriptedProvider, protocol: str, speaks: frozenset[Protocol]
 ) -> None:
-    provider.script = lambda body: Reply(f"{'w' * 4000} " * 3000)
+    provider.script = lambda body: Reply(f"{'w' * 4000} " * 1500)
     with gateway(config, provider.url, speaks, timeout_s=1) as recording:
         parts = urlsplit(recording.url)
         data = json.dumps(body_of(protocol, stream=True)).encode()
