@@ -118,8 +118,9 @@ def seen() -> Iterator[Seen]:
 
 
 COLUMNS = {
+    "version": "version",
     "tool": "a tool",
-    "two": "two tools at once",
+    "two": "two at once",
     "translated": "translated",
     "agents": "sub-agent",
     "broken": "broken arguments",
@@ -130,18 +131,16 @@ COLUMNS = {
 
 
 def table(facts: Seen) -> str:
-    lines = [
-        "| agent | version | how it is pointed here | what was seen | its own record leaves out |",
-        "|---|---|---|---|---|",
-    ]
-    for client in CLIENTS:
-        seen_facts = facts[client.name]
-        observed = "; ".join(
-            f"{title}: {seen_facts[name]}" for name, title in COLUMNS.items() if name in seen_facts
-        )
-        version = seen_facts.get("version", "not run")
-        lines.append(f"| {client.title} | {version} | {client.pointed} | {observed} | {client.omits} |")
+    """What was seen, and what is known, in two tables."""
+    lines = [_row("agent", *COLUMNS.values()), "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [_row(one.title, *(facts[one.name].get(name, "") for name in COLUMNS)) for one in CLIENTS]
+    lines += ["", _row("agent", "how it is pointed here", "what its own record leaves out"), "|---|---|---|"]
+    lines += [_row(one.title, one.pointed, one.omits) for one in CLIENTS]
     return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 @pytest.fixture
@@ -194,7 +193,7 @@ def test_a_task_with_tools(
         return
     (own,) = [trajectory for trajectory in run.own_record(tmp_path) if trajectory.header.relation is None]
     check_same(own, main)
-    seen[client.name]["own"] = "equal, message by message"
+    seen[client.name]["own"] = "equal"
 
 
 @each(tuple(client for client in CLIENTS if client.sub_agents))
@@ -205,11 +204,11 @@ def test_a_sub_agent_has_a_parent(
     relations = {trajectory.header.relation: trajectory for trajectory in stored(config)}
     main, child = relations[None], relations[Relation.DELEGATE]
     assert child.header.parent_id == main.header.id
-    seen[client.name]["agents"] = "a trajectory with a parent"
+    seen[client.name]["agents"] = "has a parent"
     own = {trajectory.header.relation: trajectory for trajectory in run.own_record(tmp_path)}
     check_same(own[None], main)
     if client.name == "codex":  # its program ends before the sub-agent does
-        seen[client.name]["agents"] += "; `codex exec` ends before it"
+        seen[client.name]["agents"] += ", its end is missed"
         return
     check_same(own[Relation.DELEGATE], child)
 
@@ -229,9 +228,9 @@ def test_broken_arguments_are_recorded_as_the_model_wrote_them(
         message.tool_call_id == broken.id and "hello" in message.content.splitlines() for message in results
     )
     if len(tasks) > 1:
-        seen[client.name]["broken"] = "dropped; a new trajectory forks off"
+        seen[client.name]["broken"] = "dropped, a fork"
     else:
-        seen[client.name]["broken"] = "repaired and run" if ran else "answered with an error"
+        seen[client.name]["broken"] = "repaired" if ran else "an error back"
 
 
 @each(CLIENTS)
@@ -272,7 +271,7 @@ def test_an_agent_without_tools(
     (main,) = [trajectory for trajectory in stored(config) if trajectory.header.relation is None]
     assert main.answer == "All done." and main.header.metadata["agent"] == "aider"
     assert "Please work. JOB-none" in question_of(main)
-    seen[client.name]["tool"] = "it has none; its edits are texts of its answers"
+    seen[client.name]["tool"] = "has none"
 
 
 @each(tuple(client for client in CLIENTS if client.name in ("claude-code", "pi")))
