@@ -54,6 +54,7 @@ SERVERS = (
     Variable("HERMES_API_TOKEN", "The token of the trajectory API; required on any address but loopback."),
     Variable("HERMES_ENGINE_TOKEN", "The same for the engine."),
     Variable("HERMES_RECORD_TOKEN", "The same for `hermes record serve`."),
+    Variable("HERMES_RECORD_URL", "A gateway that runs already, which `hermes record -- COMMAND` uses."),
     Variable("HERMES_WEB_TOKEN", "The same for the web app."),
     Variable("HERMES_WEB_RATER_TOKEN", "A second token of `hermes web`, which reads and rates only."),
     Variable("HERMES_REWARD_TOKEN", "The same for a served reward model."),

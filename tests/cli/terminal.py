@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +32,13 @@ class Terminal:
 
     def line(self, text: str) -> None:
         self.type(text + "\r")
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def modes(self) -> list[object]:
+        """Those that a program on the terminal has set."""
+        return termios.tcgetattr(self._descriptor)
 
     def expect(self, pattern: str, timeout_s: float = 60.0) -> str:
         """Waits until the pattern is shown after what was already expected; returns the text up to it."""

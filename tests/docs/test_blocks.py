@@ -32,7 +32,7 @@ OTHER_OPTIONS = {
 }
 YAML_OF_OTHERS = {"datasets": "Axolotl: tests/batch/test_training_formats.py"}
 """The first key of a block → whose configuration it is, and which test reads it."""
-OF_TESTS = {"HERMES_KILLS", "HERMES_SOAK_S", "HERMES_TEST_ATROPOS_CHECKOUT"}
+OF_TESTS = {"HERMES_AGENTS_TABLE", "HERMES_KILLS", "HERMES_SOAK_S", "HERMES_TEST_ATROPOS_CHECKOUT"}
 """Variables that only tests and benchmarks read."""
 _PROGRAMS = ("curl ", "hermes ", "make ", "pip ", "python ")
 

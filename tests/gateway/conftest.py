@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 from hermes.config.load import Config, load
 from hermes.config.paths import db_path
 from hermes.core import Trajectory
+from hermes.gateway.journal import Recording
 from hermes.gateway.relay import RelayOptions
 from hermes.gateway.service import CommandRecording, record_command
 from hermes.gateway.upstream import Accounts, Upstream
@@ -45,3 +50,23 @@ def stored(config: Config) -> list[Trajectory]:
     """Everything in the store, oldest first."""
     with Reader(db_path(config.home)) as reader:
         return [reader.get(row.id) for row in reversed(reader.summaries(limit=10_000))]
+
+
+def calls_on_disk(config: Config) -> int:
+    return sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
+
+
+@contextmanager
+def serving(config: Config, *words: str, **variables: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "hermes", "record", "serve", "--port", "0", *words]
+    environ = {**os.environ, "HERMES_HOME": str(config.home), **variables}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
+    assert child.stdout is not None
+    match = re.search(r"http://[\d.]+:\d+", child.stdout.readline())
+    assert match is not None
+    try:
+        yield match[0]
+    finally:
+        child.terminate()
+        assert child.wait() == 0
+        child.stdout.close()

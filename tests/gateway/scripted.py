@@ -21,7 +21,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -101,6 +101,8 @@ class ScriptedProvider:
         self.script = script
         self.requests: list[Heard] = []
         self.responses: list[bytes] = []
+        self.replies: list[Reply] = []
+        """What was answered to the requests of a known route, with the ids that calls got."""
         self._count = 0
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -184,6 +186,8 @@ class Exchange:
             return
         reply = self.provider.script(body)
         number = self.provider.new_number()
+        reply = replace(reply, calls=tuple(_identified(reply.calls, number, path)))
+        self.provider.replies.append(reply)
         if reply.silent:
             self.handler.connection.settimeout(60)
             self.handler.rfile.read(1)
@@ -225,6 +229,12 @@ class Exchange:
         self.sent.append(data)
         self.handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.handler.wfile.flush()
+
+
+def _identified(calls: tuple[Call, ...], number: int, path: str) -> Iterator[Call]:
+    prefix = "toolu" if path.endswith("messages") else "call"
+    for index, call in enumerate(calls):
+        yield replace(call, id=call.id or f"{prefix}_{number}_{index}")
 
 
 def words(text: str) -> list[str]:

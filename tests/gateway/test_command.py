@@ -14,7 +14,7 @@ import pytest
 from hermes.config.load import Config
 from hermes.core import Relation
 from hermes.gateway.presets import PRESETS, Target, prepare, shell_lines, with_lines
-from tests.gateway.conftest import stored
+from tests.gateway.conftest import serving, stored
 from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider
 
 CHAT_TWICE = """
@@ -111,6 +111,32 @@ def test_the_clients_own_account_is_used_where_no_provider_is_named(
     assert json.loads(listed.stdout)[0]["model"] == "openai/model-1"
 
 
+def test_a_recording_within_a_recording_is_recorded_once(
+    config: Config, provider: ScriptedProvider, project: Path
+) -> None:
+    inner = [sys.executable, "-m", "hermes", "record", "--", sys.executable, "-c", CHAT_TWICE]
+    done = hermes(config, project, "record", "--base-url", provider.base_url, "--", *inner)
+    assert done.returncode == 7
+    assert "recorded: 2 calls" in done.stderr and "recorded by the gateway at http://127" in done.stderr
+    (trajectory,) = stored(config)
+    assert trajectory.turns == 2 and len(provider.requests) == 2
+
+
+def test_a_gateway_that_runs_already_is_used_where_it_is_named(
+    config: Config, provider: ScriptedProvider, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(config, "--base-url", provider.base_url) as url:
+        monkeypatch.setenv("HERMES_RECORD_URL", url)
+        for _ in range(2):
+            done = hermes(config, project, "record", "--", sys.executable, "-c", CHAT_TWICE)
+            assert done.returncode == 7 and f"recorded by the gateway at {url}" in done.stderr
+    first, second = stored(config)  # two commands are two recordings, though their histories are equal
+    assert first.header.session_id != second.header.session_id and first.turns == second.turns == 2
+    monkeypatch.setenv("HERMES_RECORD_URL", "nonsense")
+    refused = hermes(config, project, "record", "--", "true")
+    assert refused.returncode == 2 and "HERMES_RECORD_URL" in refused.stderr
+
+
 def test_a_command_that_calls_no_model_or_does_not_exist(
     config: Config, provider: ScriptedProvider, project: Path
 ) -> None:
@@ -139,6 +165,8 @@ def test_queries_select_by_the_agent(config: Config, provider: ScriptedProvider,
     assert main.header.metadata == {"agent": "claude-code", "agent_version": "2.1.5", "exit_code": 0}
     assert side.header.relation is Relation.SIDE and side.header.parent_id == main.header.id
     assert side.header.session_id == "s1"
+    shown = hermes(config, project, "trajectories", "list").stdout.splitlines()
+    assert "agent" in shown[0] and all("claude-code" in line for line in shown[1:3])
     for agent, count in (("claude-code", 2), ("codex", 0)):
         listed = hermes(config, project, "trajectories", "list", "--agent", agent, "--json")
         assert len(json.loads(listed.stdout)) == count

@@ -1,7 +1,8 @@
-"""The real agents, headless, through the gateway, against a scripted provider.
+"""The real agents, headless, through the gateway, against a scripted provider and our own engine.
 
-`make nightly` installs them from npm into a folder of the test run; where there is no npm or no network the
-tests are skipped. HERMES_TEST_CLIENTS names a folder in which they are installed already.
+`make nightly` installs the newest releases under .compat, by npm and pip; without a network the tests are
+skipped. HERMES_TEST_CLIENTS names a folder with node_modules/.bin or bin in which they are installed already.
+HERMES_AGENTS_TABLE=docs/agents.md writes the table of that page from what was seen.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,36 +19,30 @@ import pytest
 
 from hermes.config.load import Config
 from hermes.core import Relation, StepKind
+from hermes.core.model_call import INTERRUPTED
+from tests.engine.http.engine_process import launch
 from tests.gateway.conftest import stored
+from tests.gateway.real_clients import (
+    CLIENTS,
+    RealClient,
+    Run,
+    check_same,
+    program_folder,
+    question_of,
+    version_of,
+)
 from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-PACKAGES = ("@anthropic-ai/claude-code", "@openai/codex", "@mariozechner/pi-coding-agent")
 SHELLS = {"bash": "command", "exec_command": "cmd", "shell": "command"}
 SPAWNS = {"task": "prompt", "agent": "prompt", "spawn_agent": "message"}
-COMMANDS = {
-    "claude": ("claude", "-p", "{}", "--allowedTools", "Bash", "Task", "Agent"),
-    "codex": ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "{}"),
-    "pi": ("pi", "-p", "{}"),
-}
-PROTOCOLS = {"claude": "messages", "codex": "responses", "pi": "chat"}
+WITH_TOOLS = tuple(client for client in CLIENTS if client.name != "aider")
+CUT_AFTER = {"messages": 4, "responses": 6, "chat": 3}
+BEGIN, END = "<!-- agents: written by tests/gateway/test_real_clients.py -->\n", "<!-- /agents -->\n"
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the agents' programs."""
-    if folder := os.environ.get("HERMES_TEST_CLIENTS"):
-        return Path(folder) / "node_modules" / ".bin"
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("there is no npm")
-    place = tmp_path_factory.mktemp("clients")
-    done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", *PACKAGES], cwd=place, capture_output=True
-    )
-    if done.returncode:
-        pytest.skip("npm cannot install the agents here")
-    return place / "node_modules" / ".bin"
+def named(client: object) -> str:
+    return client.name if isinstance(client, RealClient) else str(client)
 
 
 def tool_names(body: Json) -> dict[str, str]:
@@ -58,97 +52,252 @@ def tool_names(body: Json) -> dict[str, str]:
     return {name.lower(): name for name in names}
 
 
-def script(body: Json) -> Reply:
-    """By the last JOB in the prompt, and by how many results there are: a tool, two tools, sub-agents."""
-    items = body.get("input") or body.get("messages") or []
-    kinds = [item.get("type") or item["role"] for item in items if isinstance(item, dict)]
-    results = sum("output" in kind or kind == "tool" for kind in kinds)
-    results += str(items).count("'tool_result'")
-    jobs = re.findall(r"JOB-(\w+)", " ".join(text for item in items for text in texts(item.get("content"))))
-    names = tool_names(body)
-    shell = next((name for name in SHELLS if name in names), None)
-    spawn = next((name for name in SPAWNS if name in names), None)
-    if not jobs or results or shell is None:
+class Script:
+    """By the last JOB in the prompt, and by how many results there are: tools, sub-agents, faults."""
+
+    def __init__(self, client: RealClient) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self._requests: Counter[str] = Counter()
+
+    def __call__(self, body: Json) -> Reply:
+        items = body.get("input") or body.get("messages") or []
+        kinds = [item.get("type") or item["role"] for item in items if isinstance(item, dict)]
+        results = sum("output" in kind or kind == "tool" for kind in kinds)
+        results += str(items).count("'tool_result'")
+        jobs = re.findall(
+            r"JOB-(\w+)", " ".join(text for item in items for text in texts(item.get("content")))
+        )
+        names = tool_names(body)
+        shell = next((name for name in SHELLS if name in names), None)
+        if not jobs or shell is None:
+            return Reply("All done.", prompt_tokens=500)
+        with self._lock:
+            self._requests[jobs[-1]] += 1
+            number = self._requests[jobs[-1]]
+        if jobs[-1] == "busy" and number == 1:
+            return Reply(status=529 if self._client.protocol == "messages" else 503)
+        if jobs[-1] == "cut" and number == 1:
+            return Reply("I will look at it now.", cut_after=CUT_AFTER[self._client.protocol])
+        if results:
+            return self._end(names[shell], results)
+        spawn = next((name for name in SPAWNS if name in names), None)
+        if jobs[-1] == "agents" and spawn:
+            task = {SPAWNS[spawn]: "Please do the small job. JOB-tool"}
+            if spawn != "spawn_agent":
+                task |= {"description": "small job", "subagent_type": "general-purpose"}
+                task["subagent_type"] = "general" if self._client.name == "opencode" else "general-purpose"
+            return Reply("I delegate.", calls=(Call(names[spawn], json.dumps(task)),))
+        arguments: Json = {SHELLS[shell]: "echo hello", "description": "say hello"}
+        oddly_spaced = json.dumps(arguments, separators=(",  ", " :"))
+        if jobs[-1] == "broken" and number == 1:
+            oddly_spaced = f'{{"{SHELLS[shell]}": "echo hello", '
+        command = Call(names[shell], oddly_spaced)
+        return Reply("I look.", calls=(command,) * (2 if jobs[-1] == "two" else 1))
+
+    def _end(self, shell: str, results: int) -> Reply:
+        """mini-swe-agent has no answer without a call: it ends by a command."""
+        if self._client.name == "mini-swe-agent":
+            submit = json.dumps({"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})
+            return Reply("All done.", calls=(Call(shell, submit),), prompt_tokens=1000 + results)
         return Reply("All done.", prompt_tokens=1000 + results)
-    oddly_spaced = json.dumps(
-        {SHELLS[shell]: "echo hello", "description": "say hello"}, separators=(",  ", " :")
-    )
-    command = Call(names[shell], oddly_spaced)
-    if jobs[-1] == "agents" and spawn:
-        task = {SPAWNS[spawn]: "Please do the small job. JOB-tool"}
-        if spawn != "spawn_agent":
-            task |= {"description": "small job", "subagent_type": "general-purpose"}
-        arguments = json.dumps(task)
-        return Reply("I delegate.", calls=(Call(names[spawn], arguments),))
-    count = 2 if jobs[-1] == "two" else 1
-    return Reply("I look.", calls=(command,) * count)
+
+
+Seen = dict[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    """What each client was seen to do; the table of docs/agents.md, where it is asked for."""
+    facts: Seen = {client.name: {} for client in CLIENTS}
+    yield facts
+    if page := os.environ.get("HERMES_AGENTS_TABLE"):
+        text = Path(page).read_text("utf-8")
+        before, rest = text.split(BEGIN)
+        Path(page).write_text(f"{before}{BEGIN}{table(facts)}{END}{rest.split(END)[1]}", "utf-8")
+
+
+COLUMNS = {
+    "version": "version",
+    "tool": "a tool",
+    "two": "two at once",
+    "translated": "translated",
+    "agents": "sub-agent",
+    "broken": "broken arguments",
+    "busy": "529",
+    "cut": "cut stream",
+    "own": "its own record",
+}
+
+
+def table(facts: Seen) -> str:
+    """What was seen, and what is known, in two tables."""
+    lines = [_row("agent", *COLUMNS.values()), "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [_row(one.title, *(facts[one.name].get(name, "") for name in COLUMNS)) for one in CLIENTS]
+    lines += ["", _row("agent", "how it is pointed here", "what its own record leaves out"), "|---|---|---|"]
+    lines += [_row(one.title, one.pointed, one.omits) for one in CLIENTS]
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 @pytest.fixture
-def provider() -> Iterator[ScriptedProvider]:
-    with ScriptedProvider(script) as scripted:
+def client(request: pytest.FixtureRequest, seen: Seen) -> RealClient:
+    chosen: RealClient = request.param
+    if "version" not in seen[chosen.name]:
+        seen[chosen.name]["version"] = version_of(chosen, program_folder(chosen))
+    return chosen
+
+
+@pytest.fixture
+def run(config: Config, client: RealClient, tmp_path: Path) -> Run:
+    return Run(client, config, tmp_path / "user")
+
+
+@pytest.fixture
+def provider(client: RealClient) -> Iterator[ScriptedProvider]:
+    with ScriptedProvider(Script(client)) as scripted:
         yield scripted
 
 
-def run(
-    config: Config,
-    folder: Path,
-    programs: Path,
-    provider: ScriptedProvider,
-    job: str,
-    client: str,
-    *,
-    passed_on: bool = True,
-) -> None:
-    words = COMMANDS[client]
-    (folder / "user").mkdir()
-    environ = {
-        **os.environ,
-        "HERMES_HOME": str(config.home),
-        "HOME": str(folder / "user"),
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    options = ["--base-url", provider.base_url, "--model", "custom/model-1"]
-    options += ["--protocol", PROTOCOLS[client]] if passed_on else []
-    command = [word.format(f"Please work. JOB-{job}") for word in words]
-    done = subprocess.run(
-        [sys.executable, "-m", "hermes", "record", *options, "--", *command],
-        cwd=folder / "user",
-        env=environ,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "All done." in done.stdout and "recorded: " in done.stderr
+def each(clients: tuple[RealClient, ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("client", clients, ids=named, indirect=True)
 
 
 @pytest.mark.parametrize("translate", [False, True], ids=["passed-on", "translated"])
 @pytest.mark.parametrize("job", ["tool", "two"])
-@pytest.mark.parametrize("client", COMMANDS)
+@each(WITH_TOOLS)
 def test_a_task_with_tools(
     config: Config,
     tmp_path: Path,
-    programs: Path,
+    run: Run,
     provider: ScriptedProvider,
-    client: str,
+    client: RealClient,
     job: str,
     translate: bool,
+    seen: Seen,
 ) -> None:
-    run(config, tmp_path, programs, provider, job, client, passed_on=not translate)
+    if translate and client.protocol == "chat":
+        pytest.skip("it speaks chat completions itself")
+    run.job(provider, job, passed_on=not translate)
     (main,) = [trajectory for trajectory in stored(config) if trajectory.header.relation is None]
     kinds = [step.kind for step in main.steps if step.kind is not StepKind.INPUT]
     results = [StepKind.TOOL] * (2 if job == "two" else 1)
     assert kinds == [StepKind.MODEL, *results, StepKind.MODEL]
     assert all("hello" in step.message.content for step in main.steps if step.kind is StepKind.TOOL)
-    assert main.answer == "All done." and main.header.metadata["agent_version" if client != "pi" else "agent"]
+    assert main.answer == "All done." and main.header.metadata["agent"] == client.name
+    seen[client.name]["translated" if translate else job] = "yes"
+    if client.sessions is None or translate:
+        return
+    (own,) = [trajectory for trajectory in run.own_record(tmp_path) if trajectory.header.relation is None]
+    check_same(own, main)
+    seen[client.name]["own"] = "equal"
 
 
-@pytest.mark.parametrize("client", ["claude", "codex"])
+@each(tuple(client for client in CLIENTS if client.sub_agents))
 def test_a_sub_agent_has_a_parent(
-    config: Config, tmp_path: Path, programs: Path, provider: ScriptedProvider, client: str
+    config: Config, tmp_path: Path, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
 ) -> None:
-    run(config, tmp_path, programs, provider, "agents", client)
+    run.job(provider, "agents")
     relations = {trajectory.header.relation: trajectory for trajectory in stored(config)}
-    assert relations[Relation.DELEGATE].header.parent_id == relations[None].header.id
+    main, child = relations[None], relations[Relation.DELEGATE]
+    assert child.header.parent_id == main.header.id
+    seen[client.name]["agents"] = "has a parent"
+    own = {trajectory.header.relation: trajectory for trajectory in run.own_record(tmp_path)}
+    check_same(own[None], main)
+    if client.name == "codex":  # its program ends before the sub-agent does
+        seen[client.name]["agents"] += ", its end is missed"
+        return
+    check_same(own[Relation.DELEGATE], child)
+
+
+@each(WITH_TOOLS)
+def test_broken_arguments_are_recorded_as_the_model_wrote_them(
+    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+) -> None:
+    run.job(provider, "broken")
+    tasks = [trajectory for trajectory in stored(config) if trajectory.header.relation is not Relation.SIDE]
+    steps = [step for trajectory in tasks for step in trajectory.steps]
+    calls = [call for step in steps if step.kind is StepKind.MODEL for call in step.message.tool_calls]
+    (broken,) = [call for call in calls if call.error is not None]
+    assert broken.arguments.endswith('"echo hello", ') and tasks[-1].answer == "All done."
+    results = [step.message for step in steps if step.kind is StepKind.TOOL]
+    ran = any(
+        message.tool_call_id == broken.id and "hello" in message.content.splitlines() for message in results
+    )
+    if len(tasks) > 1:
+        seen[client.name]["broken"] = "dropped, a fork"
+    else:
+        seen[client.name]["broken"] = "repaired" if ran else "an error back"
+
+
+@each(CLIENTS)
+def test_a_busy_provider_is_an_attempt_of_the_call(
+    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+) -> None:
+    if client.name == "aider":
+        pytest.skip("it has no tools, by which the script tells its calls apart")
+    run.job(provider, "busy")
+    (main,) = [trajectory for trajectory in stored(config) if trajectory.header.relation is None]
+    first = next(step.call for step in main.steps if step.call)
+    assert first.attempts == 2 and main.answer == "All done."
+    seen[client.name]["busy"] = "asks again"
+
+
+@each(tuple(client for client in WITH_TOOLS if client.name != "mini-swe-agent"))
+def test_a_cut_stream_is_recorded_as_cut(
+    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+) -> None:
+    run.job(provider, "cut")
+    answers = [
+        step
+        for trajectory in stored(config)
+        for step in trajectory.steps
+        if step.call and step.message.content
+    ]
+    (cut,) = [step for step in answers if step.call and step.call.finish_reason == INTERRUPTED]
+    assert "I will look at it now.".startswith(cut.message.content.rstrip())
+    repeated = any(step.message.content == "All done." for step in answers)
+    seen[client.name]["cut"] = "asks again" if repeated else "takes the stump for an answer"
+
+
+@each(tuple(client for client in CLIENTS if client.name == "aider"))
+def test_an_agent_without_tools(
+    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+) -> None:
+    run.job(provider, "none")
+    (main,) = [trajectory for trajectory in stored(config) if trajectory.header.relation is None]
+    assert main.answer == "All done." and main.header.metadata["agent"] == "aider"
+    assert "Please work. JOB-none" in question_of(main)
+    seen[client.name]["tool"] = "has none"
+
+
+@each(tuple(client for client in CLIENTS if client.name in ("claude-code", "pi")))
+def test_in_front_of_our_own_engine(
+    config: Config, tmp_path: Path, run: Run, client: RealClient, bundled_home: Path
+) -> None:
+    """The bundled model answers what it can; its calls, tokens and tree are recorded truly."""
+    model = "hermes/smollm2"
+    engine = launch(model, tmp_path / "engine", "--no-token", HERMES_HOME=str(bundled_home))
+    words = (
+        ("--bare", "--tools", "Bash", "--system-prompt", "You are an agent.") if client.name != "pi" else ()
+    )
+    try:
+        done = run.start(
+            f"{engine.url}/v1",
+            model,
+            "Say hello.",
+            *words,
+            passed_on=False,
+            CLAUDE_CODE_MAX_OUTPUT_TOKENS="60",
+        )
+        sampled = engine.metric("sampled_tokens_total")
+    finally:
+        engine.kill()
+    assert "recorded: " in done.stderr, done.stderr
+    calls = [step.call for trajectory in stored(config) for step in trajectory.steps if step.call]
+    assert calls and {call.model for call in calls} == {model}
+    assert sum(call.usage.completion for call in calls) == sampled
+    assert all(call.usage.prompt > 100 and call.cost_usd == 0 for call in calls)

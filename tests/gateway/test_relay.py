@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from hermes.config.load import Config
-from hermes.core import StepKind, StopReason
+from hermes.core import StopReason
 from hermes.core.model_call import INTERRUPTED
 from hermes.gateway.journal import Recording
-from tests.gateway.conftest import gateway, stored
+from tests.gateway.conftest import calls_on_disk, gateway, stored
 from tests.gateway.requests import KEY, ROUTES, body_of, post
 from tests.gateway.scripted import Call, Reply, ScriptedProvider
 from tests.waiting import wait_until
@@ -26,10 +26,6 @@ from tests.waiting import wait_until
 def provider() -> Iterator[ScriptedProvider]:
     with ScriptedProvider() as scripted:
         yield scripted
-
-
-def calls_on_disk(config: Config) -> int:
-    return sum(1 for path in config.home.rglob("*.jsonl") for _ in Recording(path).calls())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -167,56 +163,3 @@ def test_the_call_is_on_disk_before_the_client_has_its_end(
                 before = calls_on_disk(config)
                 post(f"{recording.url}/{route}", body_of(protocol, stream=stream))
                 assert calls_on_disk(config) == before + 1
-
-
-@pytest.mark.parametrize("protocol", ROUTES)
-def test_errors_of_the_gateway_have_the_clients_own_form(
-    config: Config, provider: ScriptedProvider, protocol: str
-) -> None:
-    provider.script = lambda body: Reply(silent=True)
-    with gateway(config, provider.url, max_body_bytes=1000, timeout_s=0.3) as recording:
-        url = f"{recording.url}/v1/{ROUTES[protocol]}"
-        replies = [post(url, body_of(protocol, "x" * 5000)), post(url, body_of(protocol))]
-        assert post(url, b"{no json")[0] == 400
-    with gateway(config, "http://127.0.0.1:9") as recording:
-        replies.append(post(f"{recording.url}/v1/{ROUTES[protocol]}", body_of(protocol)))
-    assert [status for status, _, _ in replies] == [413, 504, 502]
-    for _, data, _ in replies:
-        content = json.loads(data)
-        assert content["error"]["message"]
-        assert (content.get("type") == "error") is (protocol == "messages")
-    kinds = [trajectory.outcome.error_type for trajectory in stored(config) if trajectory.outcome]
-    assert kinds == ["no response", "400", "no response"]
-
-
-def test_a_very_large_body_is_refused_without_being_held(config: Config, provider: ScriptedProvider) -> None:
-    with gateway(config, provider.url) as recording:
-        parts = urlsplit(recording.url)
-        connection = http.client.HTTPConnection(parts.netloc)
-        block = b" " * (1 << 20)
-        connection.request(
-            "POST",
-            f"{parts.path}/v1/messages",
-            (block for _ in range(200)),
-            {"content-length": str(200 << 20)},
-        )
-        response = connection.getresponse()
-        assert response.status == 413
-        assert json.load(response)["error"]["type"] == "request_too_large"
-    assert provider.requests == []
-
-
-def test_a_client_that_reads_nothing_is_given_up(config: Config, provider: ScriptedProvider) -> None:
-    provider.script = lambda body: Reply(f"{'w' * 4000} " * 3000)
-    with gateway(config, provider.url, timeout_s=5) as recording:
-        parts = urlsplit(recording.url)
-        data = json.dumps(body_of("chat", stream=True)).encode()
-        client = socket.create_connection((parts.hostname, parts.port))
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        head = f"POST {parts.path}/v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-        client.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        wait_until(lambda: calls_on_disk(config))
-        client.close()
-    (trajectory,) = stored(config)
-    assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
-    assert trajectory.steps[-1].kind is StepKind.MODEL

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from hermes.config.load import Config
 from hermes.core import Relation
-from tests.gateway.conftest import stored
+from tests.gateway.conftest import serving, stored
 from tests.gateway.requests import body_of, post
 from tests.gateway.scripted import ScriptedProvider
 from tests.waiting import wait_until
 
 TOKEN = "local-token-0123456789"
-
-
-@contextmanager
-def serving(config: Config, *words: str, **variables: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "hermes", "record", "serve", "--port", "0", *words]
-    environ = {**os.environ, "HERMES_HOME": str(config.home), **variables}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-    assert child.stdout is not None
-    match = re.search(r"http://[\d.]+:\d+", child.stdout.readline())
-    assert match is not None
-    try:
-        yield match[0]
-    finally:
-        child.terminate()
-        assert child.wait() == 0
-        child.stdout.close()
 
 
 @pytest.fixture

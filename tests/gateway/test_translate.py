@@ -199,9 +199,3 @@ def test_a_cut_stream_ends_in_the_clients_error(config: Config, provider: Script
     for trajectory in stored(config):
         assert trajectory.outcome is not None and trajectory.outcome.error_type == "cut"
         assert trajectory.steps[-1].message.content == "one two "
-
-
-def test_invalid_json_is_the_clients_error(config: Config, provider: ScriptedProvider) -> None:
-    with gateway(config, provider.url, CHAT) as recording:
-        status, data, _ = post(f"{recording.url}/v1/messages", b"{oops")
-    assert status == 400 and json.loads(data)["error"]["type"] == "invalid_request_error"

@@ -19,11 +19,11 @@ import pytest
 
 import hermes
 from hermes.cli.main import cli
-from hermes.gateway.sampled import SampledGateway
 from hermes.engine.replicas.ray_process import RayPlaces
 from hermes.envs.builtin.preference import PreferenceEnv
 from hermes.envs.cli.sample_grader import sample_settings
 from hermes.envs.tasks.corpus.pages import CorpusServer
+from hermes.gateway.sampled import SampledGateway
 from hermes.rl.run import last_step
 from hermes.tools.browser.proxy import GuardedProxy
 from hermes.training.service.client import ServiceConnection

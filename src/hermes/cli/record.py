@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from hermes.gateway.settle import Settled
     from hermes.gateway.upstream import Upstream
 
+URL_VARIABLE = "HERMES_RECORD_URL"
+"""The gateway that records already: set for the commands of `hermes record`, and by hand."""
 _TERMS = (
     "note: the terms of some providers forbid training other models on their models' answers; every recorded"
     " call has its model's name. (stated once)"
@@ -88,7 +92,8 @@ def record(ctx: click.Context, options: RecordOptions) -> None:
     `hermes record -- claude -p "fix the tests"` starts a gateway for this one command, points the command
     at it, and stores its trajectories when it ends. Claude Code, Codex, opencode, pi, aider and
     mini-swe-agent have presets; other programs get the variables that the SDKs of OpenAI and Anthropic
-    read. Without --model and --base-url the command uses its own account.
+    read. Without --model and --base-url the command uses its own account, and a gateway that runs
+    already if HERMES_RECORD_URL names it.
     """
     ctx.obj = options
     if ctx.invoked_subcommand is not None:
@@ -110,6 +115,7 @@ def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
     import tempfile
 
     from hermes.config.load import load
+    from hermes.config.providers import checked_url
     from hermes.gateway.presets import Target, prepare, preset_of
     from hermes.gateway.service import record_command
     from hermes.gateway.workspace import git_state
@@ -124,16 +130,52 @@ def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
         raise UsageError(f"there is no program '{words[0]}'", "name one that is on the PATH")
     _state_terms(config)
     folder = Path.cwd()
+    running = os.environ.get(URL_VARIABLE)
+    if running and upstream is None:
+        sys.exit(_run_at(checked_url(running, URL_VARIABLE), words))
     with record_command(config, _relay_options(upstream, options), secrets.token_urlsafe(16)) as recording:
         facts = {"command": list(words), "folder": str(folder), "run": options.tag}
         recording.note(agent=preset.agent if preset else None, git_before=git_state(folder), **facts)
         with tempfile.TemporaryDirectory(prefix="hermes-record-") as scratch:
             target = Target(recording.url, upstream.model if upstream else None, own_key=upstream is None)
             launch = prepare(words, target, Path(scratch))
-            code = _run_command(launch.command, {**os.environ, **launch.variables})
+            around = {**launch.variables, URL_VARIABLE: recording.url}
+            code = _run_command(launch.command, {**os.environ, **around})
         recording.note(exit_code=code, git_after=git_state(folder))
     click.echo(_summary(recording.settled), err=True)
     sys.exit(code)
+
+
+def _run_at(url: str, words: tuple[str, ...]) -> int:
+    """Runs the command at a gateway that is there already, which stores what it records."""
+    import secrets
+    import tempfile
+
+    from hermes.gateway.presets import Target, prepare
+
+    url = url.rstrip("/").removesuffix("/v1")
+    url = url if "/r/" in url else f"{url}/r/{secrets.token_urlsafe(16)}"
+    with tempfile.TemporaryDirectory(prefix="hermes-record-") as scratch:
+        launch = prepare(words, Target(url), Path(scratch))
+        code = _run_command(launch.command, {**os.environ, **launch.variables, URL_VARIABLE: url})
+    click.echo(f"recorded by the gateway at {url.partition('/r/')[0]}, which stores it", err=True)
+    return code
+
+
+@contextmanager
+def _restored_terminal() -> Iterator[None]:
+    """At the end the terminal has the modes that it had, also after a command that was killed in its own."""
+    import termios
+
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _run_command(command: tuple[str, ...], environ: dict[str, str]) -> int:
@@ -147,7 +189,8 @@ def _run_command(command: tuple[str, ...], environ: dict[str, str]) -> int:
             command, env=environ, preexec_fn=lambda: signal.signal(signal.SIGINT, before) and None
         )
         signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
-        code = child.wait()
+        with _restored_terminal():
+            code = child.wait()
     except OSError as error:
         raise UsageError(f"'{command[0]}' cannot be started: {error.strerror}") from error
     finally:

@@ -21,13 +21,15 @@ _COLOURS = {"system": "bright_black", "user": "green", "assistant": "cyan", "too
 
 
 def summary_table(rows: Sequence[Summary]) -> str:
-    table = [("id", "when", "model", "end", "turns", "tools", "tokens", "cost", "reward", "rating", "task")]
+    names = "id when agent model end turns tools tokens cost reward rating task"
+    table = [tuple(names.split())]
     for row in rows:
         errors = f" ({row.tool_errors} failed)" if row.tool_errors else ""
         table.append(
             (
                 row.id,
                 local_time(row.created_at_ms),
+                printable(row.agent or ""),
                 printable(row.model),
                 row.stop_reason,
                 str(row.turns),

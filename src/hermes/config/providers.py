@@ -84,12 +84,17 @@ class ModelTarget:
         """As the user names it: provider/model; a policy, and the bundled model at an engine, by its own."""
         if self.label is not None:
             return self.label
-        is_engine = self.provider == CUSTOM and self.model.startswith(f"{BUNDLED_PROVIDER}/")
-        return self.model if is_engine or is_policy_name(self.model) else f"{self.provider}/{self.model}"
+        return model_name(self.provider, self.model)
 
     @property
     def is_local(self) -> bool:
         return self.base_url == LOCAL
+
+
+def model_name(provider: str, model: str) -> str:
+    """provider/model; of a policy, and of the bundled model at an engine, its own name."""
+    is_engine = provider == CUSTOM and model.startswith(f"{BUNDLED_PROVIDER}/")
+    return model if is_engine or is_policy_name(model) else f"{provider}/{model}"
 
 
 def resolve_model(

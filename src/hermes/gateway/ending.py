@@ -6,8 +6,6 @@ A stream of events is passed on at once; from its last event on it is withheld u
 from __future__ import annotations
 
 import re
-import zlib
-from typing import Protocol as Interface
 
 from hermes.gateway.wire import Protocol
 
@@ -22,24 +20,6 @@ _LAST_EVENT = {
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 _OVERLAP_BYTES = 64
 """Longer than the beginning of any last event."""
-
-
-class _Decoder(Interface):
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-class _Plain:
-    def decompress(self, data: bytes) -> bytes:
-        return data
-
-
-def open_decoder(coding: str) -> _Decoder | None:
-    """A decoder of a response's content coding; None: the record cannot read it."""
-    if coding in ("", "identity"):
-        return _Plain()
-    if coding in ("gzip", "x-gzip", "deflate"):
-        return zlib.decompressobj(wbits=47)
-    return None
 
 
 class Ending:

@@ -16,14 +16,15 @@ import time
 import zlib
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hermes.core import JSON, JSONObject, new_id
 from hermes.core.clock import now_ms
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
-from hermes.gateway.ending import Ending, open_decoder
+from hermes.gateway.coding import Decoder, open_decoder, plain_body
+from hermes.gateway.ending import Ending
 from hermes.gateway.http_client import HttpClient, HttpResponse
 from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall
 from hermes.gateway.translate.base import Translation
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 64 << 20
 _MOST_READ_BYTES = 1 << 30
 """Of a body that is too large, how much is read and thrown away, so that the client reads the answer."""
+_MOST_ANSWER_BYTES = 256 << 20
+"""Of an answer unpacked, how much the record holds; the client gets all of it."""
 UNGROUPED = Group("ungrouped", has_identity=False)
 """Calls with neither a key in their URL nor a session in their headers."""
 
@@ -48,6 +51,7 @@ class RelayOptions:
     timeout_s: float = 600.0
     """Longest silence of the provider, and longest time in which a client reads nothing."""
     max_body_bytes: int = MAX_BODY_BYTES
+    """Of a request, packed and unpacked."""
 
 
 @dataclass
@@ -72,6 +76,9 @@ class _Call:
     group: Group
     headers: dict[str, str]
     body: bytes = b""
+    """As it was sent."""
+    plain_body: bytes = b""
+    """Without its content coding."""
     started_at_ms: int = field(default_factory=now_ms)
     started_s: float = field(default_factory=time.perf_counter)
     first_byte_s: float | None = None
@@ -113,6 +120,8 @@ class Relay:
         call = _Call(upstream, path, protocol, group, headers)
         try:
             call.body = await self._read(scope, receive)
+            coding = headers.get("content-encoding", "").strip().lower()
+            call.plain_body = plain_body(call.body, coding, self._options.max_body_bytes)
             await self._watched(call, scope, receive, send, has_version)
         except UsageError as error:
             await self._error(
@@ -234,7 +243,7 @@ class Relay:
         if streamed:
             await self._start(call, send, call.status, head)
         ending = Ending(call.protocol) if call.protocol and "event-stream" in content_type else None
-        decoder = open_decoder(response.header(b"content-encoding") or "")
+        decoder = open_decoder(response.header(b"content-encoding") or "", _MOST_ANSWER_BYTES)
         withheld: list[bytes] = []
         broken: ProviderError | None = None
         try:
@@ -380,7 +389,7 @@ class Relay:
             call.upstream.base_url,
             call.upstream.name,
             {name: call.headers[name] for name in clients.RECORDED_HEADERS if name in call.headers},
-            _plain_body(call),
+            call.plain_body,
             b"".join(call.received),
             call.answer_protocol,
         )
@@ -435,7 +444,7 @@ def _guess(headers: dict[str, str]) -> Protocol:
 
 def _parse(call: _Call) -> JSONObject:
     try:
-        body = json.loads(_plain_body(call))
+        body = json.loads(call.plain_body)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -443,28 +452,13 @@ def _parse(call: _Call) -> JSONObject:
     return body
 
 
-def _plain_body(call: _Call) -> bytes:
-    """The body without its content coding; as it is if the coding cannot be read."""
-    coding = call.headers.get("content-encoding", "")
-    try:
-        if coding == "zstd":
-            import zstandard
-
-            return zstandard.ZstdDecompressor().decompressobj().decompress(call.body)
-        decoder = open_decoder(coding)
-        return decoder.decompress(call.body) if decoder else call.body
-    except (zlib.error, ImportError, ValueError):
-        return call.body
-
-
-def _decode(decoder: Any, chunk: bytes) -> bytes:
+def _decode(decoder: Decoder | None, chunk: bytes) -> bytes:
     if decoder is None:
         return chunk
     try:
-        data: bytes = decoder.decompress(chunk)
+        return decoder.decode(chunk)
     except zlib.error:
         return chunk
-    return data
 
 
 async def _respond(send: Send, status: int, content: JSON) -> None:

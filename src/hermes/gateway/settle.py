@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from hermes.config.providers import model_name
 from hermes.config.settings import PriceSettings
 from hermes.core import (
     Boundary,
@@ -312,7 +313,7 @@ class _Steps:
         assert answer is not None
         if recorded.id in self._known:
             return self._known[recorded.id]
-        name = model_name(call)
+        name = _model_of(call)
         reported = reported_cost_usd(answer.raw)
         price = self._price_of(name)
         return ModelCall(
@@ -330,10 +331,10 @@ class _Steps:
         )
 
 
-def model_name(call: _ReadCall) -> str:
-    """provider/model, the model as the answer names it."""
+def _model_of(call: _ReadCall) -> str:
+    """The model's name for people, the model as the answer names it."""
     model = (call.answer and call.answer.model) or call.request.model or "unknown"
-    return f"{call.recorded.provider}/{model}"
+    return model_name(call.recorded.provider, model)
 
 
 def _header(
@@ -365,7 +366,7 @@ def _header(
     return Header(
         first.recorded.id,
         Source.RECORD,
-        model_name(first),
+        _model_of(first),
         first.recorded.started_at_ms,
         session_id=session,
         run_id=str(run_id) if run_id else None,

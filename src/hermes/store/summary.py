@@ -41,6 +41,8 @@ class Summary:
     """The latest one, on the 1…5 scale."""
     task: str
     """How the first user message begins."""
+    agent: str | None = None
+    """Whose session it is, if it is not one of Hermes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,9 @@ class TaskPrompt(NamedTuple):
 
 SUMMARY = f"""
 SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, t.task_id, t.parent_id,
-    t.relation, t.owner, o.stop_reason, o.boundary, o.turns, o.tool_calls, o.tool_errors, o.input_tokens,
-    o.cached_input_tokens, o.cache_write_tokens, o.output_tokens, o.reasoning_tokens, o.cost_usd,
+    t.relation, t.owner, t.metadata ->> '$.agent' AS agent, o.stop_reason, o.boundary, o.turns, o.tool_calls,
+    o.tool_errors, o.input_tokens, o.cached_input_tokens, o.cache_write_tokens, o.output_tokens,
+    o.reasoning_tokens, o.cost_usd,
     {LATEST_REWARD} AS reward, {LATEST_RATING} AS rating,
     (SELECT CAST(substr(m.body ->> '$.content', 1, 200) AS BLOB)
         FROM steps s JOIN messages m ON m.id = s.message
@@ -106,6 +109,7 @@ def decode_summary(row: sqlite3.Row, connection: sqlite3.Connection) -> Summary:
         reward=row["reward"],
         rating=row["rating"],
         task=_text(row["task"] or b""),
+        agent=None if row["agent"] is None else str(row["agent"]),
     )
 
 

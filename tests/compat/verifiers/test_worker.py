@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hermes.gateway.sampled import SampledGateway, SampledRollout
 from hermes.core import Sampling
 from hermes.envs.cli.discover import find_environments
 from hermes.envs.cli.run import load_class
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import HermesError, ProviderError
+from hermes.gateway.sampled import SampledGateway, SampledRollout
 from tests.compat.verifiers.world import CLASSIC, assert_exact, install_stand_in, make, speaker
 from tests.envs.token_source import Answer, TokenServer
 from tests.rl.world import tiny_tokenizer

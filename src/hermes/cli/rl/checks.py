@@ -60,9 +60,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
         )
 
 
-class CheckOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
+class CheckOptions(Options):
     agent: str = option("", "The program's command, as for `hermes rl start`.", metavar="COMMAND")
     prompts: str | None = option(None, "Its tasks; the first one is done.", metavar="FILE")
     reward: str | None = option(None, "Scores a rollout, as for `hermes rl start`.", metavar="REWARD")

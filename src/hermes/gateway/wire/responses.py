@@ -56,14 +56,14 @@ def _message(item: JSONObject) -> Message | None:
     """None for an item that shows the model nothing of its own, such as a reference to a stored one."""
     kind = as_text(item.get("type")) or "message"
     if kind == "message":
-        text, images = _content(item.get("content"))
+        text, images = _content(item.get("content"), "\n")
         if item.get("role") == "assistant":
-            return Message.assistant(text)
+            return Message.assistant(_content(item.get("content"))[0])
         return Message(Role.USER if item.get("role") == "user" else Role.SYSTEM, text, images=images)
     if kind == "reasoning":
         return Message.assistant(reasoning=_reasoning(item))
     if kind.endswith("_call_output"):
-        text, images = _content(item.get("output"))
+        text, images = _content(item.get("output"), "\n")
         return Message(Role.TOOL, text, tool_call_id=as_text(item.get("call_id")), images=images)
     if kind.endswith("_call"):
         return Message.assistant(tool_calls=_calls(item))
@@ -72,11 +72,13 @@ def _message(item: JSONObject) -> Message | None:
     return None
 
 
-def _content(value: JSON) -> tuple[str, tuple[str, ...]]:
+def _content(value: JSON, between: str = "") -> tuple[str, tuple[str, ...]]:
+    """The text and the images of a message's parts."""
     if isinstance(value, str):
         return value, ()
     parts = as_objects(value)
-    text = "".join(as_text(part.get("text")) or as_text(part.get("refusal")) for part in parts)
+    written = [as_text(part.get("text")) or as_text(part.get("refusal")) for part in parts]
+    text = between.join(filter(None, written))
     images = [part["image_url"] for part in parts if isinstance(part.get("image_url"), str)]
     return text, tuple(images)
 

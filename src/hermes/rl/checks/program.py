@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _ROLLOUT_S = 900.0
 _WIDEST_MEAN_GAP = 0.05
-"""Nats: the same weights and the same context differ by rounding only. In bf16 on a CPU single tokens differ by
-0.3, their mean by 0.02; another context or other weights by several tenths."""
+"""Nats. The same weights and the same context differ by rounding only, also in bf16 on a CPU."""
 
 
 def select_program(
