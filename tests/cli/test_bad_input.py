@@ -197,6 +197,8 @@ TABLE = [
     ("reward serve nothing", 2, "there is no reward model called 'nothing'", "hermes train reward"),
     ("rl agent", 2, "no task", "hermes rl"),
     ("rl alerts nothing", 2, "there is no run 'nothing'", "hermes web"),
+    ("rl check", 2, "no agent is named", "claude -p {prompt}"),
+    ("rl check --agent nothing", 2, "--prompts is missing", "FILE"),
     ("rl config --env calculater", 2, "there is no environment 'calculater'", "did you mean calculator?"),
     ("rl diff nothing other", 2, "there is no run 'nothing'", "hermes web"),
     ("rl doctor nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),

@@ -45,7 +45,8 @@ def rewritten(arguments, options):
 
 
 def ask_chat(history, options):
-    body = {"model": "policy", "messages": history, "tools": [{"type": "function", "function": SHELL}]}
+    tools = {} if options.plain else {"tools": [{"type": "function", "function": SHELL}]}
+    body = {"model": "policy", "messages": history, **tools}
     text = post("/v1/chat/completions", {**body, "stream": options.stream, "temperature": 0.0})
     if options.stream:
         message = {"role": "assistant", "content": "", "tool_calls": []}
@@ -139,6 +140,7 @@ def main():
     parser.add_argument("--dialect", default="chat")
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--rewrite", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="offers no tools")
     parser.add_argument("--act", default="work")
     parser.add_argument("prompt", nargs="?")
     options = parser.parse_args()

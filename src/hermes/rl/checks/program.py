@@ -15,13 +15,14 @@ from hermes.rl.checks.preflight import START_S, open_policy
 from hermes.store import Reader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hermes.config.load import Config
     from hermes.core import JSONObject
     from hermes.rl.config.resolve import Resolved
+    from hermes.training.monitor.logprob_proof import CheckedSequence
 
 _ROLLOUT_S = 900.0
-_WIDEST_MEAN_GAP = 0.05
-"""Nats. The same weights and the same context differ by rounding only, also in bf16 on a CPU."""
 
 
 def select_program(
@@ -55,20 +56,24 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
             raise HermesError(
                 f"the rollout has no reward: {problem or 'its group was dropped'}", f"see {log}"
             )
-        gaps = logprob_gaps(policy.url, groups[0]) if policy.is_own_engine else []
+        checked = score_again(policy.url, groups[0]) if policy.is_own_engine else []
     rollout = groups[0]["overrides"][0]
     with Reader(db_path(config.home)) as reader:
         header = reader.get(rollout["trajectory_id"]).header
     facts = dict(header.metadata)
-    mean_gap = statistics.fmean(gaps) if gaps else None
-    verdict, holds = judge(facts, mean_gap)
+    gaps = [
+        abs(stated - expected.middle)
+        for sequence in checked
+        for stated, expected in zip(sequence.stated, sequence.expected, strict=True)
+    ]
+    verdict, holds = judge(facts, checked)
     return {
         "agent": facts["agent"],
         "trajectory": header.id,
         "reward": groups[0]["scores"][0],
         "seconds": round(took_s, 1),
         "facts": facts,
-        "mean_logprob_difference": mean_gap,
+        "mean_logprob_difference": statistics.fmean(gaps) if gaps else None,
         "largest_logprob_difference": max(gaps, default=None),
         "verdict": verdict,
         "holds": holds,
@@ -76,13 +81,16 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
     }
 
 
-def judge(facts: JSONObject, mean_gap: float | None) -> tuple[str, bool]:
-    """The verdict, and whether the program can be trained."""
+def judge(facts: JSONObject, checked: Sequence[CheckedSequence]) -> tuple[str, bool]:
+    """The verdict, and whether the program can be trained; rounding is no fault, as in a run's proof."""
+    from hermes.training.monitor.logprob_proof import LogprobSpread, rounding_explains
+
     if not facts["tokens_trained"]:
         return "nothing would be trained: no call offers tools or can be sampled freely", False
-    if mean_gap is not None and mean_gap > _WIDEST_MEAN_GAP:
+    measured = LogprobSpread.of(checked)
+    if not rounding_explains(measured):
         return (
-            f"log-probabilities differ by {mean_gap:.2g} on average: another context or other weights",
+            f"log-probabilities differ by more than rounding explains (median {measured.spread:.2g})",
             False,
         )
     left_out = facts["tokens_sampled"] - facts["tokens_trained"]
@@ -90,14 +98,16 @@ def judge(facts: JSONObject, mean_gap: float | None) -> tuple[str, bool]:
     return f"every trained token was sampled, once, in the context it is trained in{note}", True
 
 
-def logprob_gaps(url: str, group: JSONObject) -> list[float]:
-    """For each trained token the difference between what the sampler said and what the engine says now."""
+def score_again(url: str, group: JSONObject) -> list[CheckedSequence]:
+    """For each sequence what the sampler said of its trained tokens, and what the engine says now."""
+    from hermes.training.data.sampling_distribution import LogprobBounds
     from hermes.training.distill import GenerateTeacher
+    from hermes.training.monitor.logprob_proof import CheckedSequence
 
     rows = GenerateTeacher(url).score(group["tokens"])
-    return [
-        abs(now - sampled)
-        for row, masks, logprobs in zip(rows, group["masks"], group["inference_logprobs"], strict=True)
-        for now, mask, sampled in zip(row, masks, logprobs, strict=True)
-        if mask != MASKED
-    ]
+    checked = []
+    for row, masks, logprobs in zip(rows, group["masks"], group["inference_logprobs"], strict=True):
+        trained = [index for index, mask in enumerate(masks) if mask != MASKED]
+        expected = [LogprobBounds(row[index], row[index]) for index in trained]
+        checked.append(CheckedSequence([logprobs[index] for index in trained], expected))
+    return checked
