@@ -46,23 +46,23 @@ def digest(*parts: str) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def compare(sampled: Message, shown: Message) -> Echo:
+def compare(sampled: Message, returned: Message) -> Echo:
     """What a client made of `sampled`; both have the same key."""
-    shown_calls = {call.id: call for call in shown.tool_calls}
-    echoes = [_compare_call(call, shown_calls[call.id]) for call in sampled.tool_calls]
+    returned_calls = {call.id: call for call in returned.tool_calls}
+    echoes = [_compare_call(call, returned_calls[call.id]) for call in sampled.tool_calls]
     if Echo.EDITED in echoes:
         return Echo.EDITED
-    rewritten = Echo.REWRITTEN in echoes or sampled.content != shown.content
+    rewritten = Echo.REWRITTEN in echoes or sampled.content != returned.content
     return Echo.REWRITTEN if rewritten else Echo.EQUAL
 
 
-def _compare_call(sampled: ToolCall, shown: ToolCall) -> Echo:
-    if (sampled.name, sampled.arguments) == (shown.name, shown.arguments):
+def _compare_call(sampled: ToolCall, returned: ToolCall) -> Echo:
+    if (sampled.name, sampled.arguments) == (returned.name, returned.arguments):
         return Echo.EQUAL
-    wrote, shows = _parsed(sampled), _parsed(shown)
+    wrote, shows = _parsed(sampled), _parsed(returned)
     if wrote is None:  # the client had to make something of it
         return Echo.REWRITTEN
-    return Echo.REWRITTEN if (wrote, sampled.name) == (shows, shown.name) else Echo.EDITED
+    return Echo.REWRITTEN if (wrote, sampled.name) == (shows, returned.name) else Echo.EDITED
 
 
 def _parsed(call: ToolCall) -> str | None:

@@ -112,15 +112,17 @@ class SampledRollout:
         self.calls.append(call)
         return call
 
-    def _sampling(self, asked: Sampling) -> Sampling:
-        limits = [limit for limit in (asked.max_tokens, self.sampling.max_tokens) if limit]
+    def _sampling(self, client_sampling: Sampling) -> Sampling:
+        limits = [limit for limit in (client_sampling.max_tokens, self.sampling.max_tokens) if limit]
         limit = min(limits) if limits else None
         if self.overrides:
-            return replace(self.sampling, max_tokens=limit, stop=asked.stop)
+            return replace(self.sampling, max_tokens=limit, stop=client_sampling.stop)
         return replace(
-            asked,
-            temperature=self.sampling.temperature if asked.temperature is None else asked.temperature,
-            seed=self.sampling.seed if asked.seed is None else asked.seed,
+            client_sampling,
+            temperature=self.sampling.temperature
+            if client_sampling.temperature is None
+            else client_sampling.temperature,
+            seed=self.sampling.seed if client_sampling.seed is None else client_sampling.seed,
             max_tokens=limit,
         )
 
@@ -174,11 +176,11 @@ class SampledGateway:
         protocol = wire.ROUTES.get(path) if is_post else None
         rollout = self._rollouts.get(key or "")
         anthropic = protocol is wire.Protocol.MESSAGES or "anthropic-version" in request.headers
-        spoken = protocol or (wire.Protocol.MESSAGES if anthropic else wire.Protocol.CHAT)
+        client_protocol = protocol or (wire.Protocol.MESSAGES if anthropic else wire.Protocol.CHAT)
         if rollout is None:
-            return _refused(spoken, 404, "this rollout has ended")
+            return _refused(client_protocol, 404, "this rollout has ended")
         if "upgrade" in request.headers.get("connection", "").lower():
-            return _refused(spoken, 426, "there are no WebSockets here")
+            return _refused(client_protocol, 426, "there are no WebSockets here")
         try:
             if protocol is not None:
                 body = await read_json_object(request, MAX_BODY_BYTES)
@@ -190,13 +192,13 @@ class SampledGateway:
         except HermesError as error:
             if protocol is not None and not rollout.refused and not isinstance(error, HungUpError):
                 rollout.failure = rollout.failure or error
-            return _failed(spoken, error)
+            return _failed(client_protocol, error)
         if path == "models" and not is_post:
             data: JSON = {"object": "list", "data": [{"id": rollout.model.name, "object": "model"}]}
             return _json(translate.model_list(json.dumps(data).encode()) if anthropic else data)
         if not path and not is_post:
             return _json({"status": "recording"})
-        return _refused(spoken, 404, f"there is no {request.method} {path} here")
+        return _refused(client_protocol, 404, f"there is no {request.method} {path} here")
 
     async def _complete(
         self, rollout: SampledRollout, protocol: wire.Protocol, body: JSONObject, request: Request
@@ -204,10 +206,10 @@ class SampledGateway:
         translation = None
         if protocol is not wire.Protocol.CHAT:
             translation = translate.open_translation(protocol, body, None)
-        asked, not_honoured = read_chat_request(protocol, body, translation)
+        chat_request, not_honoured = read_chat_request(protocol, body, translation)
         session = request.headers.get(SESSION_HEADER, "")
         started_at_ms, started_s = now_ms(), time.perf_counter()
-        call = await self._in_loop(rollout, rollout.complete(session, asked, not_honoured), request)
+        call = await self._in_loop(rollout, rollout.complete(session, chat_request, not_honoured), request)
         raw = completion(as_text(body.get("model")) or rollout.model.name, call)
         if rollout.keep is not None:
             recorded = RecordedCall(
@@ -231,17 +233,17 @@ class SampledGateway:
     async def _count(self, rollout: SampledRollout, body: JSONObject) -> Response:
         if rollout.tokens is None:
             return _refused(wire.Protocol.MESSAGES, 404, "this model counts no tokens")
-        asked, _ = read_chat_request(
+        chat_request, _ = read_chat_request(
             wire.Protocol.MESSAGES, body, translate.open_translation(wire.Protocol.MESSAGES, body, None)
         )
-        return _json({"input_tokens": await asyncio.to_thread(rollout.tokens.count_tokens, asked)})
+        return _json({"input_tokens": await asyncio.to_thread(rollout.tokens.count_tokens, chat_request)})
 
     async def _in_loop(self, rollout: SampledRollout, work: Any, request: Request) -> SampledCall:
         """The call's result; it is cancelled if the program hangs up."""
         assert self._loop is not None, "the gateway is open"
         future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-        async with _hung_up(request) as gone:
-            await asyncio.wait((future, gone), return_when=asyncio.FIRST_COMPLETED)
+        async with _hung_up(request) as hang_up:
+            await asyncio.wait((future, hang_up), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
             rollout.cancelled += 1
             future.cancel()
@@ -255,13 +257,13 @@ class SampledGateway:
 @contextlib.asynccontextmanager
 async def _hung_up(request: Request) -> AsyncIterator[asyncio.Future[Any]]:
     """A future that is done when the client has closed its connection."""
-    gone = asyncio.ensure_future(request.receive())
+    hang_up = asyncio.ensure_future(request.receive())
     try:
-        yield gone
+        yield hang_up
     finally:
-        gone.cancel()
+        hang_up.cancel()
         with suppress(asyncio.CancelledError):
-            await gone
+            await hang_up
 
 
 def read_chat_request(

@@ -111,9 +111,9 @@ def records(
     recording: Recording,
     reader: Reader,
     price_of: PriceOf,
-    known: Mapping[str, ModelCall] = MappingProxyType({}),
+    model_calls: Mapping[str, ModelCall] = MappingProxyType({}),
 ) -> Iterator[Record]:
-    """The trajectories, parents before children. `known`: calls by their id, where more is known of them."""
+    """The trajectories, parents before children. `model_calls`: by their id, where more is known of them."""
     group = recording.group()
     offsets: dict[str, int] = {}
     placed: list[PlacedCall] = []
@@ -143,7 +143,7 @@ def records(
                 chain, [_read(recording.call_at(offsets[chain.failed[0]]))], failed, group, session
             )
             continue
-        builder = _Steps(calls, attempts, price_of, known)
+        builder = _Steps(calls, attempts, price_of, model_calls)
         steps, inputs = builder.build()
         header = _header(chain, calls, group, session, failed)
         yield Record(Trajectory(header, steps, _outcome(calls[-1], failed)), inputs)
@@ -252,12 +252,12 @@ class _Steps:
         calls: Sequence[_ReadCall],
         attempts: dict[str, int],
         price_of: PriceOf,
-        known: Mapping[str, ModelCall],
+        model_calls: Mapping[str, ModelCall],
     ) -> None:
         self._calls = calls
         self._attempts = attempts
         self._price_of = price_of
-        self._known = known
+        self._known_calls = model_calls
         self._steps: list[Step] = []
         self._inputs: dict[int, ModelInput] = {}
         self._issued: dict[str, float] = {}
@@ -311,8 +311,8 @@ class _Steps:
     def _model_call(self, call: _ReadCall) -> ModelCall:
         answer, recorded = call.answer, call.recorded
         assert answer is not None
-        if recorded.id in self._known:
-            return self._known[recorded.id]
+        if recorded.id in self._known_calls:
+            return self._known_calls[recorded.id]
         name = _model_of(call)
         reported = reported_cost_usd(answer.raw)
         price = self._price_of(name)

@@ -97,7 +97,7 @@ class BubblewrapSandbox(IsolatedSandbox):
         layout = host_layout(
             shares_network=plan.shares_host(settings),
             resolver=plan.DNS if own_network else None,
-            shown=workspace.shown,
+            shown_paths=workspace.shown_paths,
         )
         workspace.drop_root()
         return cls(settings, workspace, bwrap, layout)

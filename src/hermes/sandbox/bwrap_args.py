@@ -68,12 +68,12 @@ class Bwrap:
 
 
 def host_layout(
-    *, shares_network: bool, resolver: str | None = None, shown: Sequence[str] = ()
+    *, shares_network: bool, resolver: str | None = None, shown_paths: Sequence[str] = ()
 ) -> MountLayout:
     """The system's programs and libraries, a bare Python, and the harmless part of /etc.
 
-    `resolver` is the address of the name server, if the sandbox has a network of its own with one. `shown`
-    are further files and directories; what is hidden stays hidden, unless it is one of them.
+    `resolver` is the address of the name server, if the sandbox has a network of its own with one.
+    `shown_paths` are further files and directories; what is hidden stays hidden, unless it is one of them.
     """
     system = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]
@@ -82,7 +82,7 @@ def host_layout(
     python = bare_python()
     binds += python.binds
     hidden = tuple(path for path in python.hidden if any(Path(path).is_relative_to(bind) for bind in binds))
-    binds += [path for path in shown if not any(Path(path).is_relative_to(bind) for bind in binds)]
+    binds += [path for path in shown_paths if not any(Path(path).is_relative_to(bind) for bind in binds)]
     programs = [python.programs] if python.programs else []
     path = ":".join(
         [*programs, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]

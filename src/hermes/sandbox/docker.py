@@ -87,7 +87,7 @@ class DockerSandbox(IsolatedSandbox):
             self._owner,
             rootless=os.geteuid() != 0,
             read_only=self._repositories,
-            shown=self._workspace.shown,
+            shown_paths=self._workspace.shown_paths,
         )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
@@ -346,7 +346,7 @@ def run_argv(
     *,
     rootless: bool,
     read_only: Sequence[str] = (),
-    shown: Sequence[str] = (),
+    shown_paths: Sequence[str] = (),
 ) -> list[str]:
     """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
 
@@ -365,7 +365,7 @@ def run_argv(
             continue
         target = f"{WORKSPACE}/{path}"
         argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
-    for path in shown:
+    for path in shown_paths:
         argv += ["--mount", f"type=bind,source={path},target={path},readonly"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:

@@ -38,16 +38,17 @@ async def open_sandbox(
     interactive: bool,
     workspace: Path | None = None,
     workspaces: Path | None = None,
-    shown: Sequence[str] = (),
+    shown_paths: Sequence[str] = (),
 ) -> Sandbox:
     """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
 
-    Fresh workspaces are created in `workspaces`, or in the temporary directory. `shown`: see `Workspace`.
+    Fresh workspaces are created in `workspaces`, or in the temporary directory. `shown_paths`: see
+    `Workspace`.
     """
     name = settings.backend if settings.backend != "auto" else await _choose(interactive)
     open_backend = _opener(name)
     directory = Workspace.existing(workspace) if workspace else Workspace.create(workspaces)
-    directory = replace(directory, shown=tuple(shown))
+    directory = replace(directory, shown_paths=tuple(shown_paths))
     try:
         return await open_backend(settings, directory)
     except BaseException:

@@ -28,7 +28,7 @@ class Workspace:
     path: Path
     fresh: bool
     """True if it was created here and is removed at the end."""
-    shown: tuple[str, ...] = ()
+    shown_paths: tuple[str, ...] = ()
     """What else of this machine an isolating sandbox shows, read-only and under the same name."""
 
     @classmethod

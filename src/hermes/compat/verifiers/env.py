@@ -327,15 +327,15 @@ def _agent_rollout(trace: Mapping[str, Any], calls: SampledRollout) -> AgentRoll
         if calls.failure is not None:
             raise model_failure(calls.failure)
         raise GroupDroppedError("grader", "a rollout ended without a reward")
-    own = [call for call in calls.calls if call.session == trace["session"]]
+    agent_calls = [call for call in calls.calls if call.session == trace["session"]]
     return AgentRollout(
         agent=trace["agent"],
         trainable=trace["trainable"],
         score=float(trace["score"]),
         parts=trace["parts"],
         stop=trace["stop"],
-        calls=tuple(call.reply.call for call in own),
-        messages=_messages(own[-1]) if own else (),
+        calls=tuple(call.reply.call for call in agent_calls),
+        messages=_messages(agent_calls[-1]) if agent_calls else (),
     )
 
 

@@ -38,7 +38,7 @@ class Program:
 
     words: tuple[str, ...]
     """With names in braces where a rollout's own values go."""
-    shown: tuple[str, ...]
+    shown_paths: tuple[str, ...]
     """Files and folders of this machine that it needs."""
     path: tuple[str, ...]
     """Further folders for PATH."""
@@ -67,21 +67,21 @@ def find_program(command: str, extra: Sequence[str] = ()) -> Program:
     if not words:
         raise ConfigError("no agent is named.", 'Name the command: --env.agent "claude -p {prompt}"')
     _check_fields(command, words)
-    found = shutil.which(words[0])
-    if found is None:
+    program_path = shutil.which(words[0])
+    if program_path is None:
         raise ConfigError(
             f"the agent's program '{words[0]}' is not on this machine.", "Install it, or give its path."
         )
-    program = Path(found).absolute()
-    shown = [*_needed_by(program), *(str(Path(path).expanduser().resolve()) for path in extra)]
+    program = Path(program_path).absolute()
+    needed_paths = [*_needed_by(program), *(str(Path(path).expanduser().resolve()) for path in extra)]
     rest = []
     for word in words[1:]:
         path = Path(word).expanduser()
         if "{" not in word and path.is_file():
-            shown.append(str(path.resolve()))
+            needed_paths.append(str(path.resolve()))
             word = str(path.resolve())
         rest.append(word)
-    visible = dict.fromkeys(path for path in shown if not _is_visible(Path(path)))
+    visible = dict.fromkeys(path for path in needed_paths if not _is_visible(Path(path)))
     folders = [str(program.parent)] if not _is_visible(program) else []
     return Program((str(program), *rest), tuple(visible), tuple(folders))
 
@@ -91,10 +91,10 @@ def _check_fields(command: str, words: Sequence[str]) -> None:
         for word in words:
             fill(word, dict.fromkeys(FIELDS, ""))
     except (KeyError, ValueError, IndexError, AttributeError) as error:
-        known = ", ".join(f"{{{name}}}" for name in FIELDS)
+        field_names = ", ".join(f"{{{name}}}" for name in FIELDS)
         raise ConfigError(
             f"the agent's command has a name in braces that means nothing: {error}.",
-            f"Use {known}; write a brace itself twice.",
+            f"Use {field_names}; write a brace itself twice.",
         ) from error
 
 
@@ -149,29 +149,29 @@ class Place:
     """The same folder as the program sees it."""
 
 
-def launch(program: Program, prompt: str, model: str, context_tokens: int | None, place: Place) -> Launch:
-    """The words and variables of one rollout. Files for the client are written to `place.scratch`."""
+def launch(program: Program, prompt: str, model: str, context_tokens: int | None, run_place: Place) -> Launch:
+    """The words and variables of one rollout. Files for the client are written to `run_place.scratch`."""
     values = {
         "prompt": prompt,
-        "prompt_file": place.prompt_file,
-        "workspace": place.workspace,
-        "base_url": f"{place.url}/v1",
+        "prompt_file": run_place.prompt_file,
+        "workspace": run_place.workspace,
+        "base_url": f"{run_place.url}/v1",
         "model": model,
         "key": LOCAL_KEY,
     }
     words = [fill(word, values) for word in program.words]
-    target = Target(place.url, model, own_key=False, context_tokens=context_tokens)
-    prepared = prepare(words, target, place.scratch, {"HOME": str(place.scratch / "home")})
+    target = Target(run_place.url, model, own_key=False, context_tokens=context_tokens)
+    prepared = prepare(words, target, run_place.scratch, {"HOME": str(run_place.scratch / "home")})
     variables = {
         **prepared.variables,
-        "HOME": place.home,
-        "XDG_CONFIG_HOME": f"{place.home}/.config",
+        "HOME": run_place.home,
+        "XDG_CONFIG_HOME": f"{run_place.home}/.config",
         "HERMES_MODEL": model,
-        "HERMES_BASE_URL": place.url,
+        "HERMES_BASE_URL": run_place.url,
         **_QUIET.get(program.agent, {}),
         **_context_variables(program.agent, context_tokens),
     }
-    outside, inside = str(place.scratch), place.scratch_inside
+    outside, inside = str(run_place.scratch), run_place.scratch_inside
     return Launch(
         tuple(word.replace(outside, inside) for word in prepared.command),
         {name: value.replace(outside, inside) for name, value in variables.items()},

@@ -162,7 +162,7 @@ async def _open(
         context.config.settings.sandbox,
         interactive=False,
         workspaces=paths.workspaces_dir(context.config.home),
-        shown=(*settings.program.shown, host.socket_folder),
+        shown_paths=(*settings.program.shown_paths, host.socket_folder),
     )
     stack.push_async_callback(sandbox.close)
     for path, data in spec.files.items():
@@ -191,10 +191,10 @@ async def _run(
         if sandbox.isolated:
             await _start_forwarder(sandbox, host)
             url = f"http://127.0.0.1:{_PORT}{path}"
-        place = Place(url, sandbox.workspace, f"{inside}/prompt", f"{inside}/home", scratch, inside)
+        run_place = Place(url, sandbox.workspace, f"{inside}/prompt", f"{inside}/home", scratch, inside)
         prompt = spec.prompt
         context_tokens = rollout.tokens.context_tokens if rollout.tokens else None
-        started = launch(settings.program, prompt, MODEL_NAME, context_tokens, place)
+        started = launch(settings.program, prompt, MODEL_NAME, context_tokens, run_place)
         (scratch / "home").mkdir(exist_ok=True)
         (scratch / "prompt").write_text(prompt, "utf-8")
         if sandbox.isolated:
@@ -252,16 +252,16 @@ def _record(
             path.unlink()
         return None
     recording = Recording(path)
-    known = {call.id: call.reply.call for call in ended.rollout.calls}
+    model_calls = {call.id: call.reply.call for call in ended.rollout.calls}
     with Reader(paths.db_path(context.config.home)) as reader:
         price = lambda name: price_of(context.config.settings, name)  # noqa: E731
-        found = list(records(recording, reader, price, known))
-    main = next((record for record in found if _is_main(record)), found[0])
+        new_records = list(records(recording, reader, price, model_calls))
+    main = next((record for record in new_records if _is_main(record)), new_records[0])
     exactness = build_sequences(
         call.reply.call for call in trained_calls(ended.rollout.calls, settings.train_side)
     )
     written = None
-    for record in found:
+    for record in new_records:
         is_main = record is main
         header = _header(record.trajectory.header, context, spec, settings.program)
         if is_main:

@@ -146,8 +146,8 @@ class TokenChat:
             raise ProviderError(
                 f"{self.name} is sampled by token ids, which cannot hold images.", "Leave the images out."
             )
-        known, path = self._known_history(request)
-        prompt = self._prompt(request, known)
+        anchor, path = self._known_history(request)
+        prompt = self._prompt(request, anchor)
         call_number, self._calls = self._calls, self._calls + 1
         sampling = replace(
             request.sampling,
@@ -157,7 +157,7 @@ class TokenChat:
         started_at = time.perf_counter()
         reply = await self._source.complete_tokens(prompt.ids, sampling, request.timeout_s)
         latency_ms = (time.perf_counter() - started_at) * 1000
-        message, finish_reason = self._keep(request, reply, prompt, known, path)
+        message, finish_reason = self._keep(request, reply, prompt, anchor, path)
         if on_delta:
             on_delta(StreamDelta(text=message.content, reasoning=message.reasoning or ""))
         call = ModelCall(
@@ -180,8 +180,8 @@ class TokenChat:
 
     def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt that this request would have now."""
-        known, _ = self._known_history(request)
-        return len(self._prompt(request, known).ids)
+        anchor, _ = self._known_history(request)
+        return len(self._prompt(request, anchor).ids)
 
     async def close(self) -> None:
         """Does nothing: the source is shared by many rollouts, and is closed by the code that opened it."""
@@ -192,7 +192,7 @@ class TokenChat:
         An answer that the client edited is text of the client's.
         """
         path = digest("tools", ordered_json(list(request.tools)))
-        known: _Answer | None = None
+        anchor: _Answer | None = None
         for message in request.messages:
             path = extend(path, message_key(message))
             if message.role is not Role.ASSISTANT:
@@ -206,40 +206,40 @@ class TokenChat:
             if echo is Echo.EDITED:
                 path = extend(path, digest("edited", *(call.arguments for call in message.tool_calls)))
             else:
-                known = answer
-        return known, path
+                anchor = answer
+        return anchor, path
 
-    def _prompt(self, request: ChatRequest, known: _Answer | None) -> _Prompt:
-        answers = known.with_earlier() if known else ()
+    def _prompt(self, request: ChatRequest, anchor: _Answer | None) -> _Prompt:
+        answers = anchor.with_earlier() if anchor else ()
         sampled_texts = {answer.position: answer.text for answer in answers}
         rendered = self._renderer.render(request, sampled_texts)
         tokenizer = self._renderer.tokenizer
-        if known is not None:
-            ids, before = known.context()
+        if anchor is not None:
+            ids, before = anchor.context()
             if rendered.continues(before):
-                return _Prompt((*ids, *encode(tokenizer, rendered, len(before.text))), rendered, known)
+                return _Prompt((*ids, *encode(tokenizer, rendered, len(before.text))), rendered, anchor)
         return _Prompt(tuple(encode(tokenizer, rendered)), rendered, None)
 
     def _keep(
-        self, request: ChatRequest, reply: TokenReply, prompt: _Prompt, known: _Answer | None, path: bytes
+        self, request: ChatRequest, reply: TokenReply, prompt: _Prompt, anchor: _Answer | None, path: bytes
     ) -> tuple[Message, str]:
         """The answer as a message, from which the conversation can go on."""
         sampled_ids = reply.tokens.sampled_ids
         text, end_token = self._split_end_token(sampled_ids)
         message, finish_reason = self._parse(text, reply.finish_reason, request)
         sampled = render_content(self._renderer.tokenizer, text) + Rendered(end_token)
-        shown = 0, 0
+        prefix = 0, 0
         if prompt.anchor is not None:
             ids, before = prompt.anchor.context()
-            shown = len(ids), len(before.text)
+            prefix = len(ids), len(before.text)
         self._answers[extend(path, message_key(message))] = _Answer(
             prompt.anchor,
-            (*prompt.ids[shown[0] :], *sampled_ids),
-            prompt.rendered.after(shown[1]) + sampled,
+            (*prompt.ids[prefix[0] :], *sampled_ids),
+            prompt.rendered.after(prefix[1]) + sampled,
             len(request.messages),
             message,
             text,
-            known,
+            anchor,
         )
         return message, finish_reason
 
