@@ -19,13 +19,13 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1105,
-    "batch": 4913,
+    "batch": 4918,
     "cli": 9923,
     "cluster": 229,
     "compat": 2853,
     "config": 2652,
     "core": 1723,
-    "data": 11528,
+    "data": 11534,
     "disk": 462,
     "engine": 19675,
     "envs": 13458,

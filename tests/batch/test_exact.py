@@ -59,6 +59,12 @@ def notations(draw: random.Random, value: Fraction) -> list[str]:
     return forms
 
 
+def test_spaces_of_latex_in_the_expected_number_are_read(grader: MathGrader) -> None:
+    for expected in ("−2,\\!303", "-2\\,303", "-2{,}303"):
+        for answer, right in (("So \\(-2303.000\\)", 1.0), ("So -2304", 0.0)):
+            assert (scored(answer, expected), grader.grade(answer, expected).value) == (right, right)
+
+
 def test_a_value_is_right_in_every_notation_and_another_in_none(grader: MathGrader) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

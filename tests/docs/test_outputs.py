@@ -33,6 +33,7 @@ RECORDED = {
     "agent-environments.md": "beside a mark: what the bundled model answered",
     "explanation/proof-of-training.md": "metrics of a run on an H200",
     "explanation/trust-boundaries.md": "lines that depend on the machine",
+    "howto/own-agent.md": "one rollout of an agent of others",
     "howto/resume.md": "a batch and an RL run of 20 minutes",
     "quickstart.md": "the result of the quickstart",
     "tutorials/claude-code-week.md": "what the client left; test_tutorials.py imports it and compares",

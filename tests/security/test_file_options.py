@@ -57,6 +57,7 @@ READ: dict[str, tuple[str, ...]] = {
     "import files": ("import, JSONL", "import, JSON", "import, Parquet", "import, session", *SESSIONS),
     "reward score targets": ("rows to score", "rows to score, Parquet"),
     "reward s* name": ("reward model",),
+    "rl check --prompts": ("tasks of a reward function", *TASKS),
     "rl start --prompts": ("tasks of a reward function", *TASKS),
     "rl start --config": RUN_FILE,
     "rl plan --model": MODEL,

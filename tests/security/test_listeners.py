@@ -48,6 +48,7 @@ _OPENS = re.compile(
 """Names of the calls by which Python programs open a socket for others, or have a library open one."""
 _NO_SOCKETS_FOR_OTHERS = {
     ("hermes.tools.browser.proxy", "asyncio.start_server"),  # on the socket of `listen`
+    ("hermes.envs.programs.forward", "socket.create_server"),  # on a sandbox's own loopback
     ("hermes.batch.reward", "signature.bind"),  # arguments to parameters
     ("hermes.rl.supervise.ports", "probe.bind"),  # closed at once: is the port free?
     ("hermes.engine.tensor_parallel.collectives", "dist.init_process_group"),  # NCCL, see below

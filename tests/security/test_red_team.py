@@ -60,6 +60,7 @@ def test_all_built_in_environments_are_in_the_table() -> None:
     names = {path.stem for path in Path(builtin.__path__[0]).glob("*.py")}
     assert names - PLAYED - {"__init__", "generated", "solvable"} == {
         "reasoning_puzzles",
+        "program",  # tasks, reward and agent are the user's
         "gsm8k",  # a data set from the hub; word_problems has the same grader
     }
 

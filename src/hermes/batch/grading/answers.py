@@ -70,7 +70,7 @@ def final_number(text: str) -> Fraction | None:
     marks = list(_NUMBER_MARKS.finditer(text))
     spelled = [
         read_number(match.group())
-        for match in NUMBER.finditer(plain(text[marks[-1].end() :] if marks else text))
+        for match in NUMBER.finditer(without_latex(text[marks[-1].end() :] if marks else text))
     ]
     numbers = [number for number in spelled if number is not None]
     return (numbers[0] if marks else numbers[-1]) if numbers else None
@@ -101,14 +101,19 @@ def last_box(text: str) -> str | None:
 
 def normalise(text: str) -> str:
     box = last_box(text)
-    plain = unicodedata.normalize("NFKC", text if box is None else box).casefold()
-    for pattern, plainer in _LATEX:
-        plain = pattern.sub(plainer, plain)
-    plain = " ".join(plain.split())
+    plain = without_latex(text if box is None else box)
     stripped = plain.strip(_PUNCTUATION)
     decimal = plain.lstrip(_PUNCTUATION.replace(".", "")).rstrip(_PUNCTUATION)  # .5 begins with its point
     number = read_number(decimal)
     return stripped if number is None else str(number)
+
+
+def without_latex(text: str) -> str:
+    """NFKC and case folded, without the marks of LaTeX around and within a value, with single spaces."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    for pattern, plainer in _LATEX:
+        plain = pattern.sub(plainer, plain)
+    return " ".join(plain.split())
 
 
 def read_number(spelled: str) -> Fraction | None:

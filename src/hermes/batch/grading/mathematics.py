@@ -12,7 +12,7 @@ import logging
 import re
 from typing import Any
 
-from hermes.batch.grading.answers import final_number, last_box, matches, plain, read_number
+from hermes.batch.grading.answers import final_number, last_box, matches, read_number, without_latex
 from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.batch.reward import GraderError
 
@@ -37,7 +37,7 @@ class MathComparison:
         candidate = final_answer(response)
         if not candidate.strip():
             return "the answer is empty"
-        number = read_number(plain(expected))
+        number = read_number(without_latex(expected))
         if matches(response, expected) or (number is not None and final_number(candidate) == number):
             return None
         if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):

@@ -47,7 +47,10 @@ def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
         query = "SELECT id, end_reason FROM sessions ORDER BY started_at, id"
         ends = {str(row["id"]): str(row["end_reason"]) for row in database.rows(query)}
         for name in ends:
-            row = next(database.rows("SELECT * FROM sessions WHERE id = ?", name))
+            row = next(database.rows("SELECT * FROM sessions WHERE id = ?", name), None)
+            if row is None:  # an index says otherwise than its table
+                notes.problem(0, f"the session {name} cannot be found: the file is damaged")
+                continue
             yield Session(
                 id=str(row["id"]),
                 agent=AGENT,

@@ -40,7 +40,10 @@ _ENDED = ("completed", "error")
 def read(root: Path, path: Path, notes: Notes) -> Iterator[Session]:
     with opened(root, path, notes) as database:
         for name in [row["id"] for row in database.rows("SELECT id FROM session ORDER BY time_created, id")]:
-            row = next(database.rows("SELECT * FROM session WHERE id = ?", name))
+            row = next(database.rows("SELECT * FROM session WHERE id = ?", name), None)
+            if row is None:  # an index says otherwise than its table
+                notes.problem(0, f"the session {name} cannot be found: the file is damaged")
+                continue
             yield Session(
                 id=str(row["id"]),
                 agent=AGENT,
