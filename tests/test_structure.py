@@ -35,7 +35,7 @@ BUDGET = {
     "policies": 1086,
     "quickstart": 1748,
     "ratings": 1105,
-    "rl": 8587,
+    "rl": 8589,
     "rollouts": 3754,
     "safety": 2059,
     "sandbox": 3874,

@@ -56,7 +56,9 @@ def serve_policy(
             announce(f"serving {policy.name} at {url}/v1, model {policy.name}")
             ended.wait()
         return
-    command = (*HERMES, *_options(policy, chosen).arguments())
+    # With the checkpoints of this home: training can go on from the policy at the engine that serves it.
+    options = _options(policy, chosen).model_copy(update={"state_dir": config.home / "engine"})
+    command = (*HERMES, *options.arguments())
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
 
 
