@@ -115,9 +115,14 @@ class DenseAttention:
         return _backward(grad, heads, out, lse, self._plans[self._windows[layer]])
 
 
-def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
-    """The `Attend` of one pack. A pack whose sequences are longer than a window must have no shared nodes."""
+def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device, given: int = 0) -> Attend:
+    """The `Attend` of one pack. A pack whose sequences are longer than a window must have no shared nodes.
+
+    Of the first `given` tokens, with which all sequences begin, only keys and values are used: the outputs at
+    them have no meaning. Only where attention is dense.
+    """
     windows = pack_windows(pack, spec)
+    nodes = _after(pack.nodes, given) if given else pack.nodes
     dense: dict[int | None, _Plan] = {}
     varlen: list[Attend] = []
 
@@ -128,7 +133,7 @@ def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device) -> Attend:
             return varlen[0](layer, q, k, v)
         window = windows[layer]
         if window not in dense:
-            dense[window] = _plan(pack.nodes, window, device)
+            dense[window] = _plan(nodes, window, device, given)
         out: Tensor = _DenseFunction.apply(q, k, v, dense[window])  # type: ignore[no-untyped-call]
         return out
 
@@ -141,7 +146,16 @@ def pack_windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
     return [None if window is None or window >= longest else window for window in spec.windows]
 
 
-def _plan(nodes: Sequence[Node], window: int | None, device: torch.device) -> _Plan:
+def _after(nodes: Sequence[Node], given: int) -> Sequence[Node]:
+    """The nodes without the first `given` tokens, which the first node begins with."""
+    first = nodes[0]
+    rest = [Node(given, first.end, first.subtree_end, first.depth)] if first.end > given else []
+    return [*rest, *nodes[1:]]
+
+
+def _plan(nodes: Sequence[Node], window: int | None, device: torch.device, given: int = 0) -> _Plan:
+    size = max(node.subtree_end for node in nodes)
+    prefix = (Node(0, given, size, 0),) if given else ()
     by_length = sorted(nodes, key=lambda node: node.start - node.end)
     batches: list[list[Node]] = []
     for node in by_length:
@@ -151,7 +165,7 @@ def _plan(nodes: Sequence[Node], window: int | None, device: torch.device) -> _P
         batches[-1].append(node)
     return _Plan(
         batches=tuple(_node_batch(batch, device) for batch in batches),
-        shared=tuple(node for node in nodes if node.subtree_end > node.end),
+        shared=(*prefix, *(node for node in nodes if node.subtree_end > node.end)),
         window=window,
     )
 
@@ -188,8 +202,8 @@ class _DenseFunction(torch.autograd.Function):
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, plan: _Plan) -> tuple[Tensor, Tensor]:
     """The output, and the log-sum-exp of the scores [T, heads]."""
-    out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    out = torch.zeros_like(q)
+    lse = torch.zeros(q.shape[:2], dtype=torch.float32, device=q.device)
     for batch in plan.batches:
         block_out, block_lse = block_forward(
             batch.gather(q), batch.gather(k), batch.gather(v), True, plan.window
@@ -207,7 +221,7 @@ def _backward(
     grad: Tensor, heads: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, plan: _Plan
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = heads
-    dq, dk, dv = (torch.empty_like(head) for head in heads)
+    dq, dk, dv = (torch.zeros_like(head) for head in heads)
     for batch in plan.batches:
         batch_lse, upstream = batch.gather(lse), batch.gather(grad)
         if batch.padding is not None:
@@ -270,7 +284,7 @@ def block_backward(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, given the combined output [n, S, heads, D] and log-sum-exp [n, S, heads]."""
-    if q.device.type == "cpu" and q.dtype == torch.float32 and window is None:
+    if q.device.type == "cpu" and window is None:
         return _flash_backward(grad, q, k, v, out, lse, causal)
     dtype, drift = q.dtype, (grad.float() * out.float()).sum(-1)
     dq = torch.empty_like(q)
@@ -293,15 +307,18 @@ def block_backward(
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's kernel does not support shared key heads: they are repeated, and their gradients summed."""
+    """torch's kernel does not support shared key heads: they are repeated, and their gradients summed.
+
+    In single precision, which costs no more than bfloat16 and rounds once.
+    """
     shared = q.shape[2] // k.shape[2]
     repeated = (tensor.repeat_interleave(shared, 2) for tensor in (k, v))
-    views = (tensor.transpose(1, 2) for tensor in (grad, q, *repeated, out))
+    views = (tensor.float().transpose(1, 2) for tensor in (grad, q, *repeated, out))
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *views, lse.transpose(1, 2).contiguous(), 0.0, causal
     )
     dq, dk, dv = (gradient.transpose(1, 2) for gradient in gradients)
-    return dq, *(gradient.unflatten(2, (-1, shared)).sum(3) for gradient in (dk, dv))
+    return dq.to(q.dtype), *(gradient.unflatten(2, (-1, shared)).sum(3).to(k.dtype) for gradient in (dk, dv))
 
 
 def _strips(q: Tensor, k: Tensor, causal: bool) -> Iterator[tuple[slice, slice]]:

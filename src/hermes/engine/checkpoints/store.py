@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes.disk.filelock import FileLock
-from hermes.disk.files import make_private_dirs
+from hermes.disk.files import make_private_dirs, sync_path
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 
@@ -196,7 +196,7 @@ class CheckpointStore:
         expires_s = None if ttl_s is None else now_s + ttl_s
         checkpoint = Checkpoint(path, now_s, size_bytes, files, False, user_metadata, expires_s)
         for name in files:
-            sync(draft / name)
+            sync_path(draft / name)
         write_json(draft / _RECORD, _as_json(checkpoint))
         with self._lock:
             self._check_free(path, overwrite)
@@ -327,7 +327,7 @@ def replace_folder(draft: Path, folder: Path) -> None:
         if replaces:
             aside.rename(folder)
         raise
-    sync(folder.parent)
+    sync_path(folder.parent)
     shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -354,14 +354,6 @@ def recover(folder: Path) -> None:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(value) + "\n", encoding="utf-8")
-    sync(part)
+    sync_path(part)
     part.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(path.parent)

@@ -196,8 +196,10 @@ class _ForwardBackward:
         # With a window shorter than a sequence, later tokens do not attend to all of a shared prefix.
         share = all(window is None or window >= longest for window in self.backbone.spec.windows)
         tokens = [datum.tokens for datum in self.data]
-        packs = pack(tokens, self.budget_tokens, share=share)
-        prefix = self._shared_prefix(packs, tokens) if share else None
+        size = self._shared_tokens(tokens) if share else 0
+        # The prefix is in memory once, and beside it there is room for a part of a micro-batch at least.
+        packs = pack(tokens, max(self.budget_tokens, size + self.budget_tokens // 4), share=share)
+        prefix = self._shared_prefix(packs, tokens[0][:size]) if size else None
         for number, batch in enumerate(packs):
             if number:
                 yield
@@ -208,21 +210,20 @@ class _ForwardBackward:
             self.adapter.gradient.add_(self.gradient)
         return TrainOutput(self._logprobs(), self._metrics(), self.trained_tokens)
 
-    def _shared_prefix(self, packs: Sequence[Pack], tokens: Sequence[Ints]) -> SharedPrefix | None:
-        """Computed, if all packs begin with it; None: there is one pack, or each has to compute it."""
+    def _shared_tokens(self, tokens: Sequence[Ints]) -> int:
+        """The tokens of a prefix that can be computed once for all micro-batches; 0: there is none."""
+        if self.gradient is None or self.run_pass is not run_pass or not records_pass(self.backbone):
+            return 0
         size = min(common_prefix(tokens), min(map(len, tokens), default=1) - 1)  # each has a token of its own
-        fits = all(len(batch.tokens) - size <= self.budget_tokens for batch in packs)
-        if (
-            self.gradient is None
-            or self.run_pass is not run_pass
-            or not records_pass(self.backbone)
-            or len(packs) < 2
-            or size < MIN_TOKENS
-            or not fits
-        ):
+        return size if size >= MIN_TOKENS else 0
+
+    def _shared_prefix(self, packs: Sequence[Pack], prefix: Ints) -> SharedPrefix | None:
+        """Computed, if the packs begin with it; None: there is one pack, or each has to compute it."""
+        fits = all(len(batch.tokens) - len(prefix) <= self.budget_tokens for batch in packs)
+        if not fits or (len(packs) == 1 and len(packs[0].tokens) <= self.budget_tokens):
             return None
-        self.computed_tokens += size
-        return SharedPrefix(self.backbone, self.adapter, tokens[0][:size]).compute(self.pause)
+        self.computed_tokens += len(prefix)
+        return SharedPrefix(self.backbone, self.adapter, prefix).compute(self.pause)
 
     def _run_micro_batch(self, batch: Pack, prefix: SharedPrefix | None) -> None:
         train = self.gradient is not None

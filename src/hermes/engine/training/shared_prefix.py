@@ -74,8 +74,9 @@ class SharedPrefix:
         return self
 
     def run(self, batch: Pack, pause: Pause) -> TrainingPass:
-        """The forward pass of a micro-batch without the tokens of the prefix, which are its first node's."""
-        attend, size = packed_attend(batch, self.backbone.spec, self.backbone.device), len(self.tokens)
+        """The forward pass of a micro-batch, whose first node begins with the prefix, without the prefix."""
+        size = len(self.tokens)
+        attend = packed_attend(batch, self.backbone.spec, self.backbone.device, size)
 
         def after_prefix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.leaves[2 * layer : 2 * layer + 2]
