@@ -17,6 +17,8 @@ from hermes.core import Sampling, TokenTrace, Usage
 from hermes.models.tokens.completions import TokenReply
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from hermes.models.local.model import LocalModel
 
 
@@ -87,6 +89,24 @@ def bundled_answers(model: LocalModel) -> Answerer:
         raise AssertionError("the decoder samples without end")
 
     return answer
+
+
+class Words:
+    """Encodes text as a model may sample it: one word is one token, which no encoder makes of text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, word: str) -> None:
+        self.tokenizer = tokenizer
+        self._word = word
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for place, piece in enumerate(text.split(self._word)):
+            ids += [self.tokenizer.convert_tokens_to_ids(self._word)] if place else []
+            ids += self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(ids))
 
 
 class TokenServer:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hermes.config.paths import db_path
+from hermes.envs.programs.record import RolloutCounts
 from hermes.rl.checks.program import judge
 from hermes.rl.run import find_run, read_metrics
 from hermes.store import Reader
@@ -71,10 +73,10 @@ def test_a_run_trains_inside_a_program(home_with: MakeHome, folder: Path) -> Non
 
 
 def test_the_verdict_sees_other_logprobs_and_nothing_to_train() -> None:
-    facts = {"tokens_sampled": 20, "tokens_trained": 20}
+    counts = RolloutCounts(1, 1, 20, 20, 0, 0, 0, 0, 0, 0)
     stated = [-1.0 - 0.1 * index for index in range(20)]
     exact = CheckedSequence(stated, [LogprobBounds(value, value) for value in stated])
     other = CheckedSequence(stated, [LogprobBounds(value - 1.5, value - 1.5) for value in stated])
-    assert judge(facts, [exact])[1]
-    assert judge(facts, [other])[1] is False
-    assert judge({**facts, "tokens_trained": 0}, [exact])[1] is False
+    assert judge(counts, [exact])[1]
+    assert judge(counts, [other])[1] is False
+    assert judge(replace(counts, tokens_trained=0), [exact])[1] is False

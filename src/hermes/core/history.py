@@ -17,7 +17,7 @@ from hermes.core.message import Message, Role, ToolCall
 
 
 class Echo(StrEnum):
-    """What a client made of an answer that it sends back."""
+    """How an answer differs from what was sampled when a client sends it back."""
 
     EQUAL = "equal"
     REWRITTEN = "rewritten"
@@ -47,7 +47,7 @@ def digest(*parts: str) -> bytes:
 
 
 def compare(sampled: Message, returned: Message) -> Echo:
-    """What a client made of `sampled`; both have the same key."""
+    """Compares an answer with what came back; both have the same key."""
     returned_calls = {call.id: call for call in returned.tool_calls}
     echoes = [_compare_call(call, returned_calls[call.id]) for call in sampled.tool_calls]
     if Echo.EDITED in echoes:

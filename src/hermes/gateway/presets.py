@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.core import JSONObject
+from hermes.models.fields import as_object
 
 LOCAL_KEY = "hermes-recording"
 """The key of clients whose provider's key the gateway has."""
@@ -51,6 +52,8 @@ class Preset:
     """The fact `agent` of its trajectories."""
     programs: tuple[str, ...]
     prepare: Prepare
+    alone: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which the client talks to its model and to no other host."""
 
 
 def general_variables(target: Target) -> dict[str, str]:
@@ -77,7 +80,9 @@ def _claude(command: tuple[str, ...], target: Target, environ: Mapping[str, str]
         variables |= {"ANTHROPIC_AUTH_TOKEN": LOCAL_KEY, "ANTHROPIC_API_KEY": ""}
     if target.model:
         variables |= {"ANTHROPIC_MODEL": target.model, "ANTHROPIC_SMALL_FAST_MODEL": target.model}
-    return Launch(command, variables)
+    names = ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_MAX_OUTPUT_TOKENS")
+    limits = _limits(target, None, *names)
+    return Launch(command, {**variables, **{name: str(value) for name, value in limits.items()}})
 
 
 def _codex(command: tuple[str, ...], target: Target, environ: Mapping[str, str], scratch: Path) -> Launch:
@@ -132,8 +137,20 @@ def _pi(command: tuple[str, ...], target: Target, environ: Mapping[str, str], sc
             "models": [{"id": target.model, **_limits(target, None, "contextWindow", "maxTokens")}],
         }
         words = ("--provider", "recorded", "--model", target.model)
+    if target.context_tokens is not None:
+        _fit_compaction(scratch / "settings.json", target.context_tokens)
     (scratch / "models.json").write_text(json.dumps({**models, "providers": providers}), "utf-8")
     return Launch((command[0], *words, *command[1:]), {"PI_CODING_AGENT_DIR": str(scratch)})
+
+
+def _fit_compaction(path: Path, context_tokens: int) -> None:
+    """By default pi keeps room for 16,384 tokens: with a small context it summarises after every turn."""
+    settings = _object(path.read_text("utf-8") if path.is_file() else "")
+    reserve, recent = context_tokens // _ANSWER_SHARE, context_tokens // 4
+    fitting = {"reserveTokens": min(16_384, reserve), "keepRecentTokens": min(20_000, recent)}
+    compaction = {**fitting, **as_object(settings.get("compaction"))}
+    path.unlink(missing_ok=True)  # a link to the user's own file
+    path.write_text(json.dumps({**settings, "compaction": compaction}), "utf-8")
 
 
 def _limits(target: Target, key: str | None, context: str, output: str) -> JSONObject:
@@ -149,13 +166,21 @@ def _litellm(command: tuple[str, ...], target: Target, environ: Mapping[str, str
     return Launch((command[0], *words, *command[1:]), general_variables(target))
 
 
+_CLAUDE_ALONE = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it differs from prompt to prompt
+    "DISABLE_AUTOUPDATER": "1",
+}
+_OPENCODE_ALONE = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
+_LITELLM_ALONE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+_MINI_ALONE = {**_LITELLM_ALONE, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
 PRESETS = (
-    Preset("claude-code", ("claude",), _claude),
+    Preset("claude-code", ("claude",), _claude, _CLAUDE_ALONE),
     Preset("codex", ("codex",), _codex),
-    Preset("opencode", ("opencode",), _opencode),
+    Preset("opencode", ("opencode",), _opencode, _OPENCODE_ALONE),
     Preset("pi", ("pi",), _pi),
-    Preset("aider", ("aider",), _litellm),
-    Preset("mini-swe-agent", ("mini", "mini-swe-agent"), _litellm),
+    Preset("aider", ("aider",), _litellm, _LITELLM_ALONE),
+    Preset("mini-swe-agent", ("mini", "mini-swe-agent"), _litellm, _MINI_ALONE),
 )
 _NO_PROXY = "127.0.0.1"
 

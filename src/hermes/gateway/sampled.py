@@ -18,12 +18,13 @@ import json
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.config.providers import CUSTOM
 from hermes.core import JSON, JSONObject, Message, Sampling, new_id
 from hermes.core.clock import now_ms
 from hermes.errors import ContextOverflowError, HermesError, ProviderError, UsageError
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 SESSION_HEADER = "x-session-id"
 _DIALECT = Dialect(send_reasoning=True)
-_PROVIDER = "custom"
+_SETTLE_S = 0.01
 
 
 class HungUpError(HermesError):
@@ -94,7 +95,14 @@ class SampledRollout:
     refused: int = 0
     """Calls after `max_calls`."""
     reward: float | None = None
+    running: int = 0
+    """Calls that are being sampled or recorded."""
     _begun: int = 0
+
+    async def settled(self) -> None:
+        """Returns once no call is under way: the program has ended, so none comes after."""
+        while self.running:  # noqa: ASYNC110 (they end in the server's thread)
+            await asyncio.sleep(_SETTLE_S)
 
     async def complete(
         self, session: str, request: ChatRequest, not_honoured: tuple[str, ...]
@@ -184,7 +192,11 @@ class SampledGateway:
         try:
             if protocol is not None:
                 body = await read_json_object(request, MAX_BODY_BYTES)
-                return await self._complete(rollout, protocol, body, request)
+                rollout.running += 1
+                try:
+                    return await self._complete(rollout, protocol, body, request)
+                finally:
+                    rollout.running -= 1
             if is_post and path == "messages/count_tokens":
                 return await self._count(rollout, await read_json_object(request, MAX_BODY_BYTES))
             if is_post and path == "reward" and rollout.takes_reward:
@@ -221,7 +233,7 @@ class SampledGateway:
                 200,
                 CallEnd.COMPLETE,
                 call.reply.call.endpoint,
-                _PROVIDER,
+                CUSTOM,
                 {name: request.headers[name] for name in clients.RECORDED_HEADERS if name in request.headers},
                 json.dumps(body).encode(),
                 _with_tokens(raw, call),
@@ -238,7 +250,9 @@ class SampledGateway:
         )
         return _json({"input_tokens": await asyncio.to_thread(rollout.tokens.count_tokens, chat_request)})
 
-    async def _in_loop(self, rollout: SampledRollout, work: Any, request: Request) -> SampledCall:
+    async def _in_loop(
+        self, rollout: SampledRollout, work: Coroutine[Any, Any, SampledCall], request: Request
+    ) -> SampledCall:
         """The call's result; it is cancelled if the program hangs up."""
         assert self._loop is not None, "the gateway is open"
         future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
@@ -250,8 +264,7 @@ class SampledGateway:
             with suppress(asyncio.CancelledError, HermesError):
                 await future
             raise HungUpError("the program hung up")
-        call: SampledCall = future.result()
-        return call
+        return future.result()
 
 
 @contextlib.asynccontextmanager

@@ -20,11 +20,11 @@ from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import HermesError, ProviderError
 from hermes.gateway.sampled import SampledGateway, SampledRollout
 from tests.compat.verifiers.world import CLASSIC, assert_exact, install_stand_in, make, speaker
-from tests.envs.token_source import Answer, TokenServer
+from tests.envs.token_source import Answer, TokenServer, Words
 from tests.rl.world import tiny_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 CALL = '<tool_call>\n{"name": "double", "arguments": {"x": 2}}\n</tool_call><|im_end|>'
 FINAL = "It is 4.<|im_end|>"
@@ -48,26 +48,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Words:
-    """Encodes text as a model may sample it: `double` is one token, which no encoder makes of text."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for place, piece in enumerate(text.split("double")):
-            ids += [self._tokenizer.convert_tokens_to_ids("double")] if place else []
-            ids += self._tokenizer(piece, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def decode(self, ids: Any) -> str:
-        return str(self._tokenizer.decode(ids))
-
-
 @pytest.fixture
 def words(tokenizer_folder: Path) -> Words:
-    return Words(load_tokenizer(str(tokenizer_folder)))
+    return Words(load_tokenizer(str(tokenizer_folder)), "double")
 
 
 async def test_a_rollout_with_tools_trains_exactly_what_was_sampled(

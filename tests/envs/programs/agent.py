@@ -176,6 +176,10 @@ def main():
     if options.act == "daemon":
         late = "sleep 1; echo 42 > answer.txt"
         subprocess.Popen(["sh", "-c", late], start_new_session=True, stdin=subprocess.DEVNULL)
+    if options.act == "late-crash":
+        sys.exit("something broke")
+    if options.act == "late-hang":
+        time.sleep(1000)
     if options.act == "reward":
         post("/reward", {"reward": 0.25})
     print(said)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hermes.config.paths import db_path
-from hermes.core import Source
+from hermes.core import Source, StopReason
 from hermes.core.sequence import MASKED
 from hermes.envs.builtin.program import ProgramConfig, ProgramEnv
 from hermes.envs.failures import GroupDroppedError
@@ -19,11 +18,11 @@ from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import ConfigError, UsageError
 from hermes.store import Reader
-from tests.envs.token_source import Answer, TokenServer, said
+from tests.envs.token_source import Answer, TokenServer, Words, said
 from tests.rl.world import tiny_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
 AGENT = Path(__file__).parent / "agent.py"
 END = "<|im_end|>"
@@ -39,26 +38,9 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Words:
-    """Encodes text as a model may sample it: `answer` is one token, which no encoder makes of text."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for place, piece in enumerate(text.split("answer")):
-            ids += [self.tokenizer.convert_tokens_to_ids("answer")] if place else []
-            ids += self.tokenizer(piece, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(ids))
-
-
 @pytest.fixture(scope="module")
 def words(tokenizer_folder: Path) -> Words:
-    return Words(load_tokenizer(str(tokenizer_folder)))
+    return Words(load_tokenizer(str(tokenizer_folder)), "answer")
 
 
 def policy(words: Words, *turns: str) -> TokenServer:
@@ -135,6 +117,7 @@ async def test_a_program_is_trained_on_what_was_sampled(
     with Reader(db_path(home)) as reader:
         trajectories = [reader.get(row.id) for row in reader.summaries()]
     assert {item.header.source for item in trajectories} == {Source.ENV}
+    assert {item.outcome.stop_reason for item in trajectories if item.outcome} == {StopReason.COMPLETED}
     for item in trajectories:
         facts = item.header.metadata
         assert (facts["agent"], facts["exit_code"], facts["calls"], facts["sequences"]) == (
@@ -169,6 +152,40 @@ async def test_a_program_that_fails_is_no_score(
 ) -> None:
     with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match=reason):
         await group_of(make(server, f"--act {act} {{prompt}}", **settings))
+
+
+@pytest.mark.parametrize(
+    ("act", "stop"), [("late-crash", StopReason.ERROR), ("late-hang", StopReason.TIMEOUT)]
+)
+async def test_what_failed_after_its_calls_is_in_the_store_as_failed(
+    make: Make, words: Words, home: Path, act: str, stop: StopReason
+) -> None:
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError):
+        await group_of(make(server, f"--act {act} {{prompt}}", terminal_lifetime=6, group_size=1))
+    with Reader(db_path(home)) as reader:
+        (trajectory,) = [reader.get(row.id) for row in reader.summaries()]
+    assert trajectory.outcome is not None and trajectory.outcome.stop_reason is stop
+    assert trajectory.turns == 2 and reader_rewards(home, trajectory.header.id) == 0
+
+
+def reader_rewards(home: Path, trajectory_id: str) -> int:
+    with Reader(db_path(home)) as reader:
+        return len(reader.rewards(trajectory_id))
+
+
+async def test_a_program_that_fills_the_disk_is_stopped(
+    make: Make, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HERMES_SANDBOX__DISK_MB", "64")
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match="exit code"):
+        await group_of(make(server, "--act fill {prompt}", group_size=1))
+
+
+async def test_a_model_that_is_too_short_for_the_agent_is_named(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match="limit is 6"):
+        env = make(server)
+        env.max_token_len = 64
+        await group_of(env)
 
 
 async def test_a_program_reaches_nothing_but_its_model(make: Make, words: Words, home: Path) -> None:
@@ -231,8 +248,3 @@ async def test_a_mistake_is_named_before_anything_is_started(
     with pytest.raises((ConfigError, UsageError), match=sentence):
         await env.setup()
     await env.close()
-
-
-def test_the_agent_of_these_tests_needs_nothing_installed() -> None:
-    assert not {name for name in ("openai", "anthropic") if f"import {name}" in AGENT.read_text()}
-    assert sys.version_info >= (3, 11)

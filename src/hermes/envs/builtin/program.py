@@ -16,12 +16,14 @@ standard input), or `program`: what the program itself posts to its URL's /rewar
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import shlex
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,7 +35,8 @@ from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
 from hermes.envs.phase import current_phase
 from hermes.envs.programs.launch import find_program
-from hermes.envs.programs.run import ProgramHost, ProgramSettings, finished_program
+from hermes.envs.programs.record import ProgramSettings, RolloutFacts
+from hermes.envs.programs.run import ProgramHost, finished_program
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.errors import UsageError
 
@@ -41,19 +44,6 @@ if TYPE_CHECKING:
     from hermes.tools.base import Workbench
 
 PROGRAM_REWARD = "program"
-_COUNTED = (
-    "calls",
-    "sequences",
-    "tokens_sampled",
-    "tokens_trained",
-    "calls_cancelled",
-    "calls_refused",
-    "answers_equal",
-    "answers_rewritten",
-    "answers_edited",
-    "answers_foreign",
-)
-"""Facts of a rollout whose mean is reported."""
 _MOST_REWARD_BYTES = 4_096
 
 
@@ -70,9 +60,8 @@ class ProgramConfig(RewardFunctionConfig):
     agent_setup: str | None = Field(
         default=None, description="A command that prepares the workspace before the program starts."
     )
-    agent_crash: str = Field(
+    agent_crash: Literal["drop", "score"] = Field(
         default="drop",
-        pattern="^(drop|score)$",
         description="A program that ends with an error: drop its group, or score what it left.",
     )
     train_side_calls: bool = Field(
@@ -91,6 +80,7 @@ class ProgramEnv(RewardFunctionEnv):
     name = "program"
     env_config_cls: ClassVar[Any] = ProgramConfig
     config: ProgramConfig
+    _host: ProgramHost | None = None
 
     @property
     def display_name(self) -> str:
@@ -125,16 +115,17 @@ class ProgramEnv(RewardFunctionEnv):
     def run_rollout(
         self, context: RolloutContext, spec: RolloutSpec
     ) -> AbstractAsyncContextManager[tuple[AgentResult, Workbench]]:
+        assert self._host is not None, "setup has run"
         return finished_program(context, spec, self._host, self._program_settings)
 
     async def compute_reward(self, item: TaskRow, result: AgentResult, ctx: ToolContext) -> Any:
         if self.config.reward == PROGRAM_REWARD:
-            stated = result.trajectory.header.metadata.get("program_reward")
+            stated = RolloutFacts.from_json(result.trajectory.header.metadata).program_reward
             if stated is None:
                 raise GraderError(
                     "the program posted no reward.", 'POST {"reward": 1} to the URL of its model, …/reward'
                 )
-            return float(stated)
+            return stated
         if self._script is not None:
             return await run_script(self._script, item, result, ctx)
         return await super().compute_reward(item, result, ctx)
@@ -146,21 +137,20 @@ class ProgramEnv(RewardFunctionEnv):
                 self._count(rollout)
 
     def _count(self, rollout: ScoredRollout) -> None:
-        facts = rollout.result.trajectory.header.metadata
+        facts = RolloutFacts.from_json(rollout.result.trajectory.header.metadata)
         self._counted += 1
-        for name in _COUNTED:
-            self._counts[name] += int(facts.get(name) or 0)
+        self._counts.update(asdict(facts.counts))
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         metrics = dict(wandb_metrics or {})
         if self._counted:
-            metrics |= {f"program/{name}": self._counts[name] / self._counted for name in _COUNTED}
+            metrics |= {f"program/{name}": count / self._counted for name, count in self._counts.items()}
             self._counts.clear()
             self._counted = 0
         await super().wandb_log(metrics)
 
     async def close(self) -> None:
-        if hasattr(self, "_host"):
+        if self._host is not None:
             await self._host.close()
         await super().close()
 
@@ -190,7 +180,7 @@ async def run_script(script: Path, row: TaskRow, result: AgentResult, ctx: ToolC
         "prompt": row.prompts[0],
         "expected": row.expected,
         "answer": result.final_response,
-        "exit_code": result.trajectory.header.metadata.get("exit_code"),
+        "exit_code": RolloutFacts.from_json(result.trajectory.header.metadata).exit_code,
         **row.metadata,
     }
     task_written = await ctx.write_file(f"{folder}/task.json", json.dumps(task, ensure_ascii=False))
@@ -221,7 +211,7 @@ def read_reward(text: str, name: str) -> float:
         value = None
     if isinstance(value, dict):
         value = value.get("reward")
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise GraderError(f"{name} wrote no number to $HERMES_REWARD_FILE: {text.strip()[:100]!r}")
     return float(value)
 

@@ -12,24 +12,8 @@ from hermes.errors import ConfigError
 from hermes.gateway.presets import LOCAL_KEY, Launch, Target, prepare, preset_of
 
 FIELDS = ("prompt", "prompt_file", "workspace", "base_url", "model", "key")
-"""What a command may name in braces."""
+"""Names that a command may have in braces."""
 _ALWAYS_VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-_QUIET: Mapping[str, Mapping[str, str]] = {
-    "claude-code": {
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "DISABLE_AUTOUPDATER": "1",
-        "IS_SANDBOX": "1",
-    },
-    "opencode": {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
-    "mini-swe-agent": {
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    },
-    "aider": {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-}
-"""Variables by which a client leaves other hosts than the model's alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +122,7 @@ class Place:
     """Where one rollout's program runs."""
 
     url: str
-    """Of its model, without /v1."""
+    """The model's address, without /v1."""
     workspace: str
     prompt_file: str
     home: str
@@ -168,24 +152,13 @@ def launch(program: Program, prompt: str, model: str, context_tokens: int | None
         "XDG_CONFIG_HOME": f"{run_place.home}/.config",
         "HERMES_MODEL": model,
         "HERMES_BASE_URL": run_place.url,
-        **_QUIET.get(program.agent, {}),
-        **_context_variables(program.agent, context_tokens),
+        **(preset.alone if (preset := preset_of(program.words[0])) else {}),
     }
     outside, inside = str(run_place.scratch), run_place.scratch_inside
     return Launch(
         tuple(word.replace(outside, inside) for word in prepared.command),
         {name: value.replace(outside, inside) for name, value in variables.items()},
     )
-
-
-def _context_variables(agent: str, context_tokens: int | None) -> dict[str, str]:
-    """How Claude Code is told that the model's context is shorter than it thinks."""
-    if agent != "claude-code" or context_tokens is None:
-        return {}
-    return {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context_tokens),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(max(1, context_tokens // 4)),
-    }
 
 
 def shell_line(command: Sequence[str], path: Sequence[str]) -> str:

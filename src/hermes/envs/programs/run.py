@@ -15,44 +15,38 @@ import importlib.resources
 import shlex
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.config import paths
-from hermes.core import Header, JSONObject, Relation, Source, new_id
-from hermes.core.history import Echo
-from hermes.core.outcome import COMPLETED
+from hermes.core import new_id
 from hermes.envs.agent.policy import SlottedChat
-from hermes.envs.agent.result import AgentResult, read_result
+from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.rollout import RolloutContext, RolloutSpec
-from hermes.envs.agent.sequences import Exactness, build_sequences
 from hermes.envs.failures import GroupDroppedError
 from hermes.envs.programs.forward import READY
-from hermes.envs.programs.launch import Place, Program, launch, shell_line
-from hermes.errors import ContextOverflowError, SandboxError, UsageError
-from hermes.gateway.journal import Group, Journal, Recording
-from hermes.gateway.sampled import SampledCall, SampledGateway, SampledRollout
-from hermes.gateway.settle import records
+from hermes.envs.programs.launch import Place, launch, shell_line
+from hermes.envs.programs.record import EndedProgram, ProgramSettings, write_rollout
+from hermes.errors import ContextOverflowError, HermesError, SandboxError, UsageError
+from hermes.gateway.journal import Group, Journal
+from hermes.gateway.sampled import SampledGateway, SampledRollout
 from hermes.models.tokens.chat import TokenChat
-from hermes.models.usage import price_of
 from hermes.safety.approval import AllowAll
 from hermes.sandbox import open_sandbox
-from hermes.store import Reader, Record
 from hermes.tools.base import Workbench
 
 if TYPE_CHECKING:
     from hermes.sandbox.base import CommandResult, Sandbox
 
 _PORT = 47_311
-"""Of the model inside a sandbox, whose loopback is its own."""
+"""The model's port inside a sandbox, whose loopback is its own."""
 _INSIDE = "/tmp/.agent"
 _START_S = 30.0
-_TAIL_CHARS = 2_000
-"""Of the program's output, what its trajectory keeps."""
 MODEL_NAME = "policy"
+NEVER_CALLED = "it never called its model"
 
 
 @dataclass
@@ -89,30 +83,6 @@ class ProgramHost:
         return str(self.socket_path.parent)
 
 
-@dataclass(frozen=True)
-class ProgramSettings:
-    """How the rollouts of an environment run their program."""
-
-    program: Program
-    timeout_s: float
-    max_calls: int
-    setup: str | None = None
-    """A command that prepares the workspace before the program starts."""
-    train_side: bool = False
-    """Whether calls beside the task (titles, summaries) are trained on."""
-    takes_reward: bool = False
-    scores_crashes: bool = False
-    """Whether a program that ended with an error is scored by what it left."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A program that has ended, with everything that it started."""
-
-    result: CommandResult
-    rollout: SampledRollout
-
-
 @asynccontextmanager
 async def finished_program(
     context: RolloutContext, spec: RolloutSpec, host: ProgramHost, settings: ProgramSettings
@@ -131,14 +101,21 @@ async def finished_program(
         max_calls=settings.max_calls,
         takes_reward=settings.takes_reward,
     )
-    journal.note(Group(group, facts=_facts(context, spec, settings.program)))
+    # By these a trajectory is known if this process is killed before it has written it.
+    facts = {"agent": settings.program.agent, "run": context.run_id, "task": spec.task_id}
+    journal.note(Group(group, facts=facts))
     async with AsyncExitStack() as stack:
         sandbox = await _open(context, spec, host, settings, stack)
         path = stack.enter_context(host.gateway.rollout(rollout))
         ended = await _run(sandbox, f"{host.gateway.url}{path}", path, spec, host, settings, rollout)
         await sandbox.kill_all()
-        recorded = await asyncio.to_thread(_record, context, spec, host, settings, group, ended)
-        result = _check(ended, settings, recorded)
+        await rollout.settled()
+        fault = _fault(ended, settings)
+        recording = await asyncio.to_thread(journal.rotate, group)
+        result = await asyncio.to_thread(write_rollout, context, spec, settings, recording, ended, fault)
+        if fault is not None:
+            raise fault
+        assert result is not None, "the model was called, or there is a fault"
         bench = Workbench(
             sandbox=sandbox,
             settings=config.settings,
@@ -184,7 +161,7 @@ async def _run(
     host: ProgramHost,
     settings: ProgramSettings,
     rollout: SampledRollout,
-) -> _Ended:
+) -> EndedProgram:
     scratch = Path(tempfile.mkdtemp(prefix="hermes-agent-"))
     try:
         inside = _INSIDE if sandbox.isolated else str(scratch)
@@ -206,7 +183,7 @@ async def _run(
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return _Ended(result, rollout)
+    return EndedProgram(result, rollout)
 
 
 async def _start_forwarder(sandbox: Sandbox, host: ProgramHost) -> None:
@@ -231,132 +208,21 @@ async def _copy_in(sandbox: Sandbox, folder: Path, inside: str) -> None:
             await sandbox.write_file(name, path.read_bytes())
 
 
-def _facts(context: RolloutContext, spec: RolloutSpec, program: Program) -> JSONObject:
-    """What a trajectory is known by if this process is killed before it has written it."""
-    return {"agent": program.agent, "run": context.run_id, "environment": context.name, "task": spec.task_id}
-
-
-def _record(
-    context: RolloutContext,
-    spec: RolloutSpec,
-    host: ProgramHost,
-    settings: ProgramSettings,
-    group: str,
-    ended: _Ended,
-) -> AgentResult | None:
-    """Writes the rollout's trajectories; the main one's result, or None if the model was never called."""
-    assert host.journal is not None, "the host is open"
-    path = host.journal.rotate(group)
-    if path is None or not ended.rollout.calls:
-        if path is not None:
-            path.unlink()
-        return None
-    recording = Recording(path)
-    model_calls = {call.id: call.reply.call for call in ended.rollout.calls}
-    with Reader(paths.db_path(context.config.home)) as reader:
-        price = lambda name: price_of(context.config.settings, name)  # noqa: E731
-        new_records = list(records(recording, reader, price, model_calls))
-    main = next((record for record in new_records if _is_main(record)), new_records[0])
-    exactness = build_sequences(
-        call.reply.call for call in trained_calls(ended.rollout.calls, settings.train_side)
-    )
-    written = None
-    for record in new_records:
-        is_main = record is main
-        header = _header(record.trajectory.header, context, spec, settings.program)
-        if is_main:
-            header = replace(header, metadata={**header.metadata, **_account(ended, exactness)})
-        outcome = COMPLETED if is_main else record.trajectory.outcome
-        record = replace(record, trajectory=replace(record.trajectory, header=header, outcome=outcome))
-        context.writer.restore(record).result()
-        written = record if is_main else written
-    recording.delete()
-    assert written is not None, "one of them is the main one"
-    result = read_result(written.trajectory)
-    return replace(result, turns_used=len(ended.rollout.calls), exactness=exactness)
-
-
-def _is_main(record: Record) -> bool:
-    return record.trajectory.header.relation not in (Relation.SIDE, Relation.DELEGATE)
-
-
-def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program: Program) -> Header:
-    """The header of a recorded conversation as a rollout's."""
-    return replace(
-        header,
-        source=Source.ENV,
-        session_id=None,
-        run_id=context.run_id,
-        task_id=spec.task_id,
-        sample_index=spec.sample_index,
-        metadata={
-            **header.metadata,
-            "agent": program.agent,
-            "environment": context.name,
-            **spec.metadata,
-        },
-    )
-
-
-def trained_calls(calls: Sequence[SampledCall], train_side: bool) -> list[SampledCall]:
-    """The calls whose tokens are trained on: not those beside the task, nor of another distribution."""
-    has_tools = any(call.offers_tools for call in calls)
-    return [
-        call for call in calls if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
-    ]
-
-
-def _account(ended: _Ended, exactness: Exactness) -> JSONObject:
-    """What became of the rollout's calls and tokens."""
-    calls = ended.rollout.calls
-    sampled = sum(len(call.reply.call.tokens.sampled_ids) for call in calls if call.reply.call.tokens)
-    trained = sum(sum(mask) for mask in (sequence.loss_mask for sequence in exactness.sequences))
-    account: JSONObject = {
-        "exit_code": ended.result.exit_code,
-        "output": ended.result.output[-_TAIL_CHARS:],
-        "calls": len(calls),
-        "sequences": len(exactness.sequences),
-        "tokens_sampled": sampled,
-        "tokens_trained": trained,
-        "calls_cancelled": ended.rollout.cancelled,
-        "calls_refused": ended.rollout.refused,
-        "first_prompt_tokens": _prompt_tokens(calls[0]),
-        "context_tokens": ended.rollout.tokens.context_tokens if ended.rollout.tokens else None,
-    }
-    if ended.rollout.reward is not None:
-        account["program_reward"] = ended.rollout.reward
-    return account | _echoes(ended.rollout.tokens)
-
-
-def _prompt_tokens(call: SampledCall) -> int:
-    trace = call.reply.call.tokens
-    return len(trace.prompt_ids) if trace else call.reply.call.usage.prompt
-
-
-def _echoes(tokens: TokenChat | None) -> JSONObject:
-    """How answers came back, where the model keeps count."""
-    if tokens is None:
-        return {}
-    counts = {f"answers_{echo.value}": tokens.echoes.counts[echo] for echo in Echo}
-    return {**counts, "answers_foreign": tokens.echoes.foreign}
-
-
-def _check(ended: _Ended, settings: ProgramSettings, result: AgentResult | None) -> AgentResult:
-    """The result; raises if the rollout has no reward through no fault of the policy."""
-    command, failure = ended.result, ended.rollout.failure
+def _fault(ended: EndedProgram, settings: ProgramSettings) -> HermesError | None:
+    """Why the rollout has no reward, through no fault of the policy; None: it has one."""
+    command, failure, called = ended.result, ended.rollout.failure, bool(ended.rollout.calls)
     if command.timed_out:
-        raise GroupDroppedError("timeout", f"the program ran for {settings.timeout_s:g} s and was ended")
-    if isinstance(failure, ContextOverflowError) and (result is None or command.exit_code != 0):
-        raise GroupDroppedError("context length", failure.message)
+        return GroupDroppedError("timeout", f"the program ran for {settings.timeout_s:g} s and was ended")
+    if isinstance(failure, ContextOverflowError) and (not called or command.exit_code != 0):
+        return GroupDroppedError("context length", failure.message)
     if failure is not None and not isinstance(failure, ContextOverflowError | UsageError):
-        raise failure
-    end = f"exit code {command.exit_code}: {_last_line(command)}"
-    if result is None:
-        reason = failure.message if failure else "it never called its model"
-        raise GroupDroppedError("program", f"the program ended with {end}; {reason}")
+        return failure
+    end = f"the program ended with exit code {command.exit_code}: {_last_line(command)}"
+    if not called:
+        return GroupDroppedError("program", f"{end}; {failure.message if failure else NEVER_CALLED}")
     if command.exit_code != 0 and not settings.scores_crashes and not ended.rollout.refused:
-        raise GroupDroppedError("program", f"the program ended with {end}")
-    return result
+        return GroupDroppedError("program", end)
+    return None
 
 
 def _last_line(command: CommandResult) -> str:

@@ -38,8 +38,8 @@ def error(protocol: Protocol, status: int, data: bytes) -> JSON:
     """A provider's error in this protocol's form, and in the words on which its clients act."""
     content = as_object(_parse(data))
     inner = content.get("error")
-    if protocol is Protocol.RESPONSES and isinstance(inner, dict):
-        return content  # the two have the same form
+    if protocol is not Protocol.MESSAGES and isinstance(inner, dict):
+        return content  # Responses and Chat Completions have the same form
     message = inner if isinstance(inner, str) else as_text(as_object(inner).get("message"))
     message = message or as_text(content.get("message")) or data[:500].decode("utf-8", "replace")
     if protocol is Protocol.MESSAGES and is_too_long(data):

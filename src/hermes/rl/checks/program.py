@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hermes.config.paths import db_path, logs_dir
 from hermes.core.sequence import MASKED
 from hermes.disk.files import ensure_dir
+from hermes.envs.programs.record import RolloutCounts, RolloutFacts
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.inference_test import read_groups, run_process_mode
 from hermes.rl.checks.preflight import START_S, open_policy
@@ -26,7 +27,7 @@ _ROLLOUT_S = 900.0
 
 
 def select_program(
-    config: Config, agent: str, prompts: str | None, reward: str | None, model: str | None
+    config: Config, agent: str | None, prompts: str | None, reward: str | None, model: str | None
 ) -> Resolved:
     """The environment of the program, which becomes the selected one."""
     from hermes.rl.config.base_model import BASE_MODEL
@@ -60,19 +61,19 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
     rollout = groups[0]["overrides"][0]
     with Reader(db_path(config.home)) as reader:
         header = reader.get(rollout["trajectory_id"]).header
-    facts = dict(header.metadata)
+    facts = RolloutFacts.from_json(header.metadata)
     gaps = [
         abs(stated - expected.middle)
         for sequence in checked
         for stated, expected in zip(sequence.stated, sequence.expected, strict=True)
     ]
-    verdict, holds = judge(facts, checked)
+    verdict, holds = judge(facts.counts, checked)
     return {
-        "agent": facts["agent"],
+        "agent": header.metadata["agent"],
         "trajectory": header.id,
         "reward": groups[0]["scores"][0],
         "seconds": round(took_s, 1),
-        "facts": facts,
+        "facts": facts.to_json(),
         "mean_logprob_difference": statistics.fmean(gaps) if gaps else None,
         "largest_logprob_difference": max(gaps, default=None),
         "verdict": verdict,
@@ -81,11 +82,11 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
     }
 
 
-def judge(facts: JSONObject, checked: Sequence[CheckedSequence]) -> tuple[str, bool]:
+def judge(counts: RolloutCounts, checked: Sequence[CheckedSequence]) -> tuple[str, bool]:
     """The verdict, and whether the program can be trained; rounding is no fault, as in a run's proof."""
     from hermes.training.monitor.logprob_proof import LogprobSpread, rounding_explains
 
-    if not facts["tokens_trained"]:
+    if not counts.tokens_trained:
         return "nothing would be trained: no call offers tools or can be sampled freely", False
     measured = LogprobSpread.of(checked)
     if not rounding_explains(measured):
@@ -93,7 +94,7 @@ def judge(facts: JSONObject, checked: Sequence[CheckedSequence]) -> tuple[str, b
             f"log-probabilities differ by more than rounding explains (median {measured.spread:.2g})",
             False,
         )
-    left_out = facts["tokens_sampled"] - facts["tokens_trained"]
+    left_out = counts.tokens_sampled - counts.tokens_trained
     note = f"; {left_out:,} sampled tokens are left out (side calls, forced answers)" if left_out else ""
     return f"every trained token was sampled, once, in the context it is trained in{note}", True
 

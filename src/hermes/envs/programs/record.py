@@ -1,0 +1,205 @@
+"""What is kept of a program's rollout: its trajectories in the store, its training sequences, its counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.config import paths
+from hermes.core import Boundary, Header, JSONObject, Outcome, Relation, Source, StopReason
+from hermes.core.history import Echo
+from hermes.core.outcome import COMPLETED
+from hermes.envs.agent.result import AgentResult, read_result
+from hermes.envs.agent.rollout import RolloutContext, RolloutSpec
+from hermes.envs.agent.sequences import Exactness, build_sequences
+from hermes.gateway.journal import Recording
+from hermes.gateway.settle import records
+from hermes.models.usage import price_of
+from hermes.store import Reader, Record
+
+if TYPE_CHECKING:
+    from hermes.envs.programs.launch import Program
+    from hermes.errors import HermesError
+    from hermes.gateway.sampled import SampledCall, SampledRollout
+    from hermes.sandbox.base import CommandResult
+
+_TAIL_CHARS = 2_000
+"""How much of the program's output its trajectory keeps."""
+
+
+@dataclass(frozen=True)
+class ProgramSettings:
+    """How the rollouts of an environment run their program."""
+
+    program: Program
+    timeout_s: float
+    max_calls: int
+    setup: str | None = None
+    """A command that prepares the workspace before the program starts."""
+    train_side: bool = False
+    """Whether calls beside the task (titles, summaries) are trained on."""
+    takes_reward: bool = False
+    scores_crashes: bool = False
+    """Whether a program that ended with an error is scored by what it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedProgram:
+    """A program that has ended, with everything that it started."""
+
+    result: CommandResult
+    rollout: SampledRollout
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """What became of a rollout's model calls and tokens."""
+
+    calls: int
+    sequences: int
+    tokens_sampled: int
+    tokens_trained: int
+    calls_cancelled: int
+    """The program hung up before the answer was sampled."""
+    calls_refused: int
+    """They came after the last one that was allowed."""
+    answers_equal: int
+    """They came back as they were sampled."""
+    answers_rewritten: int
+    answers_edited: int
+    answers_foreign: int
+    """Assistant messages that the policy never wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFacts:
+    """What the metadata of a rollout's trajectory says about its program."""
+
+    exit_code: int
+    output: str
+    """The end of it."""
+    first_prompt_tokens: int
+    context_tokens: int | None
+    program_reward: float | None
+    counts: RolloutCounts
+
+    def to_json(self) -> JSONObject:
+        """Flat, so that trajectories can be filtered by each of them."""
+        facts = asdict(self)
+        return {**facts.pop("counts"), **facts}
+
+    @classmethod
+    def from_json(cls, metadata: JSONObject) -> RolloutFacts:
+        counts = RolloutCounts(**{name: metadata[name] for name in RolloutCounts.__slots__})
+        names = [name for name in cls.__slots__ if name != "counts"]
+        return cls(**{name: metadata[name] for name in names}, counts=counts)
+
+
+def write_rollout(
+    context: RolloutContext,
+    spec: RolloutSpec,
+    settings: ProgramSettings,
+    recorded: Path | None,
+    ended: EndedProgram,
+    fault: HermesError | None,
+) -> AgentResult | None:
+    """Writes the rollout's trajectories; the main one's result, or None if the model was never called.
+
+    `recorded` is the closed journal of its calls, which is deleted. `fault`: why there is no reward.
+    """
+    rollout = ended.rollout
+    if recorded is None or not rollout.calls:
+        if recorded is not None:
+            recorded.unlink()
+        return None
+    recording = Recording(recorded)
+    model_calls = {call.id: call.reply.call for call in rollout.calls}
+    config = context.config
+    with Reader(paths.db_path(config.home)) as reader:
+        written = list(records(recording, reader, lambda name: price_of(config.settings, name), model_calls))
+    trained = trained_calls(rollout.calls, settings.train_side)
+    exactness = build_sequences(call.reply.call for call in trained)
+    main = next((index for index, record in enumerate(written) if _is_main(record)), 0)
+    for index, record in enumerate(written):
+        trajectory = record.trajectory
+        header = _header(trajectory.header, context, spec, settings.program)
+        outcome = trajectory.outcome
+        if index == main:
+            facts = _facts(ended, exactness)
+            header = replace(header, metadata={**header.metadata, **facts.to_json()})
+            outcome = _outcome(ended, fault)
+        written[index] = replace(record, trajectory=replace(trajectory, header=header, outcome=outcome))
+        context.writer.restore(written[index]).result()
+    recording.delete()
+    result = read_result(written[main].trajectory)
+    return replace(result, turns_used=len(rollout.calls), exactness=exactness)
+
+
+def _outcome(ended: EndedProgram, fault: HermesError | None) -> Outcome:
+    """How the main trajectory ended: as the program did, and not as its last answer."""
+    if ended.result.timed_out:
+        return Outcome(StopReason.TIMEOUT, Boundary.LIMIT, detail=fault.message if fault else None)
+    if fault is not None:
+        return Outcome(StopReason.ERROR, Boundary.HOST, type(fault).__name__, fault.message)
+    if ended.rollout.refused:
+        return Outcome(StopReason.MAX_TURNS, Boundary.LIMIT)
+    return COMPLETED
+
+
+def _is_main(record: Record) -> bool:
+    return record.trajectory.header.relation not in (Relation.SIDE, Relation.DELEGATE)
+
+
+def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program: Program) -> Header:
+    """The header of a recorded conversation as a rollout's."""
+    return replace(
+        header,
+        source=Source.ENV,
+        session_id=None,
+        run_id=context.run_id,
+        task_id=spec.task_id,
+        sample_index=spec.sample_index,
+        metadata={
+            **header.metadata,
+            "agent": program.agent,
+            "environment": context.name,
+            **spec.metadata,
+        },
+    )
+
+
+def trained_calls(calls: Sequence[SampledCall], train_side: bool) -> list[SampledCall]:
+    """The calls whose tokens are trained on: not those beside the task, nor of another distribution."""
+    has_tools = any(call.offers_tools for call in calls)
+    return [
+        call for call in calls if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
+    ]
+
+
+def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
+    rollout = ended.rollout
+    traces = [call.reply.call.tokens for call in rollout.calls]
+    echoes = rollout.tokens.echoes if rollout.tokens else None
+    answers = {echo: echoes.counts[echo] if echoes else 0 for echo in Echo}
+    first = rollout.calls[0].reply.call
+    return RolloutFacts(
+        exit_code=ended.result.exit_code,
+        output=ended.result.output[-_TAIL_CHARS:],
+        first_prompt_tokens=len(first.tokens.prompt_ids) if first.tokens else first.usage.prompt,
+        context_tokens=rollout.tokens.context_tokens if rollout.tokens else None,
+        program_reward=rollout.reward,
+        counts=RolloutCounts(
+            calls=len(rollout.calls),
+            sequences=len(exactness.sequences),
+            tokens_sampled=sum(len(trace.sampled_ids) for trace in traces if trace),
+            tokens_trained=sum(sum(sequence.loss_mask) for sequence in exactness.sequences),
+            calls_cancelled=rollout.cancelled,
+            calls_refused=rollout.refused,
+            answers_equal=answers[Echo.EQUAL],
+            answers_rewritten=answers[Echo.REWRITTEN],
+            answers_edited=answers[Echo.EDITED],
+            answers_foreign=echoes.foreign if echoes else 0,
+        ),
+    )
