@@ -60,18 +60,32 @@ def check_signal(config: Config, resolved: Resolved) -> None:
         )
 
 
-class CheckOptions(Options):
-    agent: str = option("", "The program's command, as for `hermes rl start`.", metavar="COMMAND")
-    prompts: str | None = option(None, "Its tasks; the first one is done.", metavar="FILE")
-    reward: str | None = option(None, "Scores a rollout, as for `hermes rl start`.", metavar="REWARD")
-    model: str | None = option(None, "The policy's base model.", metavar="MODEL")
+class TaskOptions(Options):
+    """Tasks that make an environment, and who does them."""
+
+    prompts: str | None = option(
+        None,
+        "Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
+        metavar="FILE",
+    )
+    reward: str | None = option(
+        None,
+        "Scores a rollout, as for `hermes batch --reward`; with --agent also a script, or program.",
+        metavar="FILE.py:FUNCTION",
+    )
+    agent: str | None = option(
+        None, "This program does them, in place of our own agent; with --prompts.", metavar="COMMAND"
+    )
+    model: str | None = option(
+        None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
+    )
 
 
 @click.command()
-@model_options(CheckOptions)
+@model_options(TaskOptions)
 @json_option
 @stored_variables
-def check(options: CheckOptions, as_json: bool) -> None:
+def check(task: TaskOptions, as_json: bool) -> None:
     """Run one rollout of a program and prove what would be trained.
 
     \b
@@ -86,7 +100,7 @@ def check(options: CheckOptions, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    resolved = select_program(config, options.agent, options.prompts, options.reward, options.model)
+    resolved = select_program(config, task.agent, task.prompts, task.reward, task.model)
     with waiting("starting the policy and the program"):
         report = check_program(config, resolved)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))

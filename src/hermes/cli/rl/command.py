@@ -16,7 +16,16 @@ import click
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
-from hermes.cli.rl.checks import alerts, check, check_signal, doctor, preflight, print_differences, test
+from hermes.cli.rl.checks import (
+    TaskOptions,
+    alerts,
+    check,
+    check_signal,
+    doctor,
+    preflight,
+    print_differences,
+    test,
+)
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
@@ -134,17 +143,6 @@ class StartOptions(Options):
         "--env",
         metavar="NAME[:WEIGHT]",
     )
-    prompts: str | None = option(
-        None,
-        "Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
-        metavar="FILE",
-    )
-    reward: str | None = option(
-        None, "Scores a rollout, as for `hermes batch --reward`.", metavar="FILE.py:FUNCTION"
-    )
-    agent: str | None = option(
-        None, "Train inside this program, in place of our own agent; with --prompts.", metavar="COMMAND"
-    )
     toolsets: str | None = option(
         None, "Toolsets that the agent is offered; 'none' for no tools.", metavar="A,B"
     )
@@ -158,9 +156,6 @@ class StartOptions(Options):
     service: str | None = option(
         None, "Train with this Tinker service; see rl.service.", metavar="URL|managed"
     )
-    model: str | None = option(
-        None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
-    )
     name: str | None = option(
         None, "Name of the run; default: the environment and the day, as in calculator-1118."
     )
@@ -168,14 +163,14 @@ class StartOptions(Options):
 
 
 @rl.command()
-@model_options(StartOptions)
+@model_options(StartOptions, TaskOptions)
 @click.option(
     "--preflight/--no-preflight",
     default=None,
     help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
 )
 @json_option
-def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
+def start(options: StartOptions, task: TaskOptions, preflight: bool | None, as_json: bool) -> None:
     """Start a run. It continues without this terminal.
 
     \b
@@ -191,13 +186,14 @@ def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
     settings = _config({"rl.service": options.service} if options.service else {})
     names = [parse_weighted(reference) for reference in options.environments]
     environment = names[0].name if names else None
-    if options.prompts or options.reward or options.agent:
+    if task.prompts or task.reward or task.agent:
         from hermes.rl.config.reward_function import select_reward_function
 
-        select_reward_function(settings, environment, options.prompts, options.reward, options.agent)
+        select_reward_function(settings, environment, task.prompts, task.reward, task.agent)
         environment = None
     several = len(names) > 1
-    resolved = _resolve_selected(settings, environment, options, () if several else options.edits)
+    edits = () if several else options.edits
+    resolved = _resolve_selected(settings, environment, options, edits, task.model)
     mixed = resolve_mixture(settings, names, resolved, _assignments(options.edits)) if several else []
     resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):
@@ -213,7 +209,11 @@ def start(options: StartOptions, preflight: bool | None, as_json: bool) -> None:
 
 
 def _resolve_selected(
-    settings: Config, environment: str | None, options: StartOptions, edits: tuple[str, ...]
+    settings: Config,
+    environment: str | None,
+    options: StartOptions,
+    edits: tuple[str, ...],
+    model: str | None,
 ) -> Resolved:
     from hermes.rl.config.base_model import BASE_MODEL
     from hermes.rl.config.resolve import current_selection, resolve, save, with_edit, with_run_file
@@ -231,8 +231,8 @@ def _resolve_selected(
     for field, value in _assignments(edits):
         may_set = _may_set(field, options.unlock)
         resolved = with_edit(settings, resolved.selection, field, value, unlock=may_set)
-    if options.model is not None:  # who types the name of a model allows it
-        resolved = with_edit(settings, resolved.selection, BASE_MODEL, options.model, unlock=True)
+    if model is not None:  # who types the name of a model allows it
+        resolved = with_edit(settings, resolved.selection, BASE_MODEL, model, unlock=True)
     return resolved
 
 
