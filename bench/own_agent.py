@@ -3,9 +3,9 @@
     python bench/own_agent.py --agent "pi -p {prompt}" [--tool bash] [--seeds 0,1,2] [--steps 12] [--out FILE]
 
 The tasks are small jobs in a shell (create a file, count the lines of a log), drawn by the seed; a third is
-held out. The warm start is what the agent itself recorded while a scripted model gave it each job's solution,
-so its format is the agent's own. One line of JSON a seed: success on the held-out tasks after the warm start
-and after the run, the mean reward of each step, and where the time went.
+held out. The warm start teaches the format only: it is what the agent itself recorded while a scripted model
+gave it the solutions of jobs of other kinds. One line of JSON a seed: success on the held-out tasks after the
+warm start and after the run, the mean reward of each step, and where the time went.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import argparse
 import json
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from hermes.envs.tasks.jobs.kinds import FileIs, TerminalJob, make_job  # noqa: E402
 
-KINDS = ("write", "count")
-TASKS, HELD_OUT_SHARE = 72, 0.33
+KINDS, FORMAT_KINDS = ("write", "count"), ("remove", "rename", "sort", "extract")
+TASKS, HELD_OUT_SHARE, FORMAT_TASKS = 72, 0.33, 24
 REWARD = '''
 def lines(text):
     return [line.rstrip() for line in text.strip().splitlines()]
@@ -48,12 +51,11 @@ def score(ctx):
 '''
 
 
-def draw_jobs(seed: int) -> list[TerminalJob]:
-    rng = random.Random(seed)
+def draw_jobs(rng: random.Random, kinds: tuple[str, ...], count: int) -> list[TerminalJob]:
     jobs: dict[str, TerminalJob] = {}
-    while len(jobs) < TASKS:
+    while len(jobs) < count:
         job = make_job(rng)
-        if job.kind in KINDS:
+        if job.kind in kinds:
             jobs[job.instruction] = job
     return list(jobs.values())
 
@@ -126,25 +128,44 @@ def hermes(home: Path, *words: str) -> str:
     return done.stdout
 
 
+@contextmanager
+def engine(home: Path) -> Iterator[str]:
+    """The address of an engine that serves the bundled model for the warm start and the run."""
+    command = [sys.executable, "-m", "hermes", "engine", "serve", "--port", "0"]
+    environ = {**os.environ, "HERMES_HOME": str(home)}
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://\S+:\d+", process.stdout.readline())
+        if address is None:
+            raise SystemExit("the engine did not start; its output is above")
+        yield address[0]
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def run_seed(agent: str, tool: str, seed: int, steps: int, home: Path) -> dict[str, Any]:
-    jobs, folder, took = draw_jobs(seed), home / f"seed-{seed}", {}
+    with engine(home) as service:
+        return _run_seed(agent, tool, seed, steps, home, service)
+
+
+def _run_seed(agent: str, tool: str, seed: int, steps: int, home: Path, service: str) -> dict[str, Any]:
+    rng, folder, took = random.Random(seed), home / f"seed-{seed}", {}
     folder.mkdir(parents=True)
-    tasks, reward = folder / "tasks.jsonl", folder / "reward.py"
-    write_tasks(tasks, jobs)
+    tasks, format_tasks, reward = folder / "tasks.jsonl", folder / "format.jsonl", folder / "reward.py"
+    write_tasks(tasks, draw_jobs(rng, KINDS, TASKS))
+    format_jobs = draw_jobs(rng, FORMAT_KINDS, FORMAT_TASKS)
+    write_tasks(format_tasks, format_jobs)
     reward.write_text(REWARD)
     begun_s = time.monotonic()
-    solver = Solver(jobs, tool)
-    settings = {
-        "agent": agent,
-        "dataset_name": str(tasks),
-        "reward": f"{reward}:score",
-        "eval_share": HELD_OUT_SHARE,
-        "max_agent_turns": 3,
-        "max_token_length": 96,
-    }
-    flags = [f"--env.{name}={value}" for name, value in settings.items()]
-    more = ["--env.group_size=1", "--env.total_steps=24", "--env.use_wandb=false", "--env.tool_pool_size=4"]
+    solver = Solver(format_jobs, tool)
+    settings = {"max_agent_turns": 3, "max_token_length": 96}
+    given = {**settings, "agent": agent, "dataset_name": str(format_tasks), "reward": f"{reward}:score"}
+    flags = [f"--env.{name}={value}" for name, value in given.items()]
+    more = [f"--env.total_steps={FORMAT_TASKS}", "--env.group_size=1", "--env.use_wandb=false"]
     more += [
+        "--env.tool_pool_size=4",
         "--env.ensure_scores_are_not_same=false",
         f"--env.data_path_to_save_groups={folder / 'gold.jsonl'}",
     ]
@@ -154,14 +175,11 @@ def run_seed(agent: str, tool: str, seed: int, steps: int, home: Path) -> dict[s
     took["gold"], begun_s = time.monotonic() - begun_s, time.monotonic()
     warm = f"warm-{seed}"
     words = ["--name", warm, "--batch-size", "12", "--epochs", "3", "--learning-rate", "1e-3", "--rank", "16"]
-    hermes(home, "train", "sft", "--source", "env", "--seed", str(seed), *words)
+    hermes(home, "train", "sft", "--source", "env", "--service", service, "--seed", str(seed), *words)
     took["warm start"], begun_s = time.monotonic() - begun_s, time.monotonic()
     edits = {
-        **{
-            f"env.{name}": value
-            for name, value in settings.items()
-            if name not in ("agent", "reward", "dataset_name")
-        },
+        **{f"env.{name}": value for name, value in settings.items()},
+        "env.eval_share": HELD_OUT_SHARE,
         "env.group_size": 4,
         "env.batch_size": 16,
         "env.total_steps": steps,
@@ -177,7 +195,7 @@ def run_seed(agent: str, tool: str, seed: int, steps: int, home: Path) -> dict[s
     }
     sets = [word for name, value in edits.items() for word in ("--set", f"{name}={value}")]
     start = ["rl", "start", "--agent", agent, "--prompts", str(tasks), "--reward", f"{reward}:score"]
-    run = json.loads(hermes(home, *start, *sets, "--no-preflight", "--json"))["run_id"]
+    run = json.loads(hermes(home, *start, *sets, "--service", service, "--no-preflight", "--json"))["run_id"]
     while True:
         time.sleep(5)
         status = json.loads(hermes(home, "rl", "status", run, "--json"))
@@ -208,7 +226,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     for seed in map(int, options.seeds.split(",")):
-        home = options.home or Path(tempfile.mkdtemp(prefix="own-agent-"))
+        home = options.home / str(seed) if options.home else Path(tempfile.mkdtemp(prefix="own-agent-"))
+        home.mkdir(parents=True, exist_ok=True)
         line = json.dumps(run_seed(options.agent, options.tool, seed, options.steps, home))
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
