@@ -93,7 +93,7 @@ def _replaced_text(path: Path) -> Iterator[TextIO]:
             file.flush()
             os.fsync(draft.handle)
         draft.path.replace(target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
 
 
 @contextmanager
@@ -110,8 +110,8 @@ def settings_lock(home: Path) -> Iterator[None]:
         lock.release()
 
 
-def sync_directory(path: Path) -> None:
-    """Flushes the directory, so that the renames in it survive a power failure."""
+def sync_path(path: Path) -> None:
+    """Flushes a file, or a directory with the renames in it, so that it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

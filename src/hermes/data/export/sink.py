@@ -22,7 +22,7 @@ from hermes.data.export.table import GROUP_BYTES, TableWriter
 from hermes.data.formats.base import Format
 from hermes.data.lines import EncodedRow, encode_row, exact_line
 from hermes.disk.drafts import draft_file, draft_folder, sweep
-from hermes.disk.files import sync_directory
+from hermes.disk.files import sync_path
 from hermes.errors import HermesError, UsageError
 
 TABLES = {".parquet": False, ".arrow": True}
@@ -97,10 +97,10 @@ def open_shards(
             except BaseException:
                 sink.abandon()
                 raise
-            sync_directory(draft.path)
+            sync_path(draft.path)
             digest, size = _folder_digest(draft.path)
             _replace_folder(draft.path, target)
-        sync_directory(target.parent)
+        sync_path(target.parent)
         sink.written = WrittenFile(path, sink.rows, size, digest)
 
 
@@ -134,7 +134,7 @@ def _file_sink(path: Path, form: Format) -> Iterator[RowSink]:
             os.fsync(draft.handle)
         written = WrittenFile(path, sink.rows, draft.path.stat().st_size, file_digest(draft.path))
         draft.path.replace(target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
     sink.written = written
 
 
@@ -183,10 +183,10 @@ def _folder_sink(path: Path, form: Format) -> Iterator[RowSink]:
     with draft_folder(target) as draft:
         sink = _FolderSink(draft.path, form)
         yield sink
-        sync_directory(draft.path)
+        sync_path(draft.path)
         digest, size = _folder_digest(draft.path)
         _replace_folder(draft.path, target)
-    sync_directory(target.parent)
+    sync_path(target.parent)
     sink.written = WrittenFile(path, sink.rows, size, digest)
 
 

@@ -33,7 +33,7 @@ from hermes.data.formats.turns import from_tools
 from hermes.models.parsers import get_parser
 from hermes.models.render.prompting import tool_response_text, tool_system_text
 
-_ROLES = {
+ROLES = {
     "system": Role.SYSTEM,
     "human": Role.USER,
     "user": Role.USER,
@@ -118,11 +118,11 @@ def _turn(turn: JSON, index: int) -> tuple[Role, str]:
     if not isinstance(turn, dict):
         raise BadRowError(f"turn {index} is not an object")
     name = turn.get("from")
-    if name not in _ROLES:
+    if name not in ROLES:
         raise BadRowError(f"turn {index} has the unknown role {json.dumps(name)}")
     if not isinstance(turn.get("value"), str):
         raise BadRowError(f"turn {index} has no text")
-    return _ROLES[name], turn["value"]
+    return ROLES[name], turn["value"]
 
 
 def _assistant(value: str, index: int) -> Message:

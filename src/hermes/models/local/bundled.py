@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from hermes.config.paths import models_dir
 from hermes.core import JSONObject, parse_object
+from hermes.disk.files import sync_path
 from hermes.errors import HermesError, MissingDependencyError
 
 NAME = "smollm2"
@@ -170,12 +170,12 @@ def _convert_into(source: Path, folder: Path, progress: Progress) -> None:
         progress("checking and saving hermes/smollm2")
         _write_manifest(source, part)
         for path in part.iterdir():
-            _sync(path)
+            sync_path(path)
         if folder.exists():
             folder.rename(part / "replaced")
         part.rename(folder)
         shutil.rmtree(folder / "replaced", ignore_errors=True)
-        _sync(folder.parent)
+        sync_path(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -200,11 +200,3 @@ def _write_manifest(source: Path, folder: Path) -> None:
 def _digest(path: Path) -> JSONObject:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,16 +15,9 @@ from typing import NamedTuple
 
 from hermes.core import JSONObject, Message, Role, ToolCall
 from hermes.data.compress.forms.conversation import Edited, RowConversation, RowError, find_exchanges
+from hermes.data.formats.sharegpt import ROLES
 from hermes.models.parsers import get_parser
 
-_ROLES = {
-    "system": Role.SYSTEM,
-    "human": Role.USER,
-    "user": Role.USER,
-    "gpt": Role.ASSISTANT,
-    "assistant": Role.ASSISTANT,
-    "tool": Role.TOOL,
-}
 _THINKING = re.compile(r"\s*<think>(.*?)</think>\n?", re.DOTALL)
 _OPEN, _CLOSE = "<tool_response>", "</tool_response>"
 _DECODER = json.JSONDecoder()
@@ -67,7 +60,7 @@ class ShareGPTForm:
         ]
 
     def chat(self, turns: Sequence[JSONObject], result_role: Role) -> list[JSONObject]:
-        names = {name: role.value for name, role in _ROLES.items()} | {"tool": result_role.value}
+        names = {name: role.value for name, role in ROLES.items()} | {"tool": result_role.value}
         return [{"role": names[turn["from"]], "content": turn["value"]} for turn in turns]
 
     def _value(self, turn: JSONObject, changed: Sequence[int], messages: Edited) -> str:
@@ -107,11 +100,11 @@ def read_sharegpt(turns: object) -> RowConversation:
 def _role_and_value(number: int, turn: object) -> tuple[Role, str]:
     name = turn.get("from") if isinstance(turn, dict) else None
     value = turn.get("value") if isinstance(turn, dict) else None
-    if not isinstance(name, str) or name not in _ROLES:
+    if not isinstance(name, str) or name not in ROLES:
         raise RowError(f"turn {number}: unknown role {name!r}")
     if not isinstance(value, str):
         raise RowError(f"turn {number}: its value is not text")
-    return _ROLES[name], value
+    return ROLES[name], value
 
 
 def _message(role: Role, value: str) -> Message:
