@@ -3,9 +3,9 @@
     python bench/own_agent.py --agent "pi -p {prompt}" [--tool bash] [--seeds 0,1,2] [--steps 12] [--out FILE]
 
 The tasks are small jobs in a shell (create a file, count the lines of a log), drawn by the seed; a third is
-held out. The warm start teaches the format only: it is what the agent itself recorded while a scripted model
-gave it the solutions of jobs of other kinds. One line of JSON a seed: success on the held-out tasks after the
-warm start and after the run, the mean reward of each step, and where the time went.
+held out. The warm start is short: sixteen other jobs, as the agent itself recorded them while a scripted
+model gave it their solutions, so that the format is the agent's own. One line of JSON a seed: success on the
+held-out tasks after the warm start and after the run, the mean reward of each step, and where the time went.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 
 from hermes.envs.tasks.jobs.kinds import FileIs, TerminalJob, make_job  # noqa: E402
 
-KINDS, FORMAT_KINDS = ("write", "count"), ("remove", "rename", "sort", "extract")
-TASKS, HELD_OUT_SHARE, FORMAT_TASKS = 72, 0.33, 24
+KINDS = ("write", "count")
+TASKS, HELD_OUT_SHARE, SHOWN_TASKS = 72, 0.33, 16
 REWARD = '''
 def lines(text):
     return [line.rstrip() for line in text.strip().splitlines()]
@@ -51,11 +51,12 @@ def score(ctx):
 '''
 
 
-def draw_jobs(rng: random.Random, kinds: tuple[str, ...], count: int) -> list[TerminalJob]:
+def draw_jobs(rng: random.Random) -> list[TerminalJob]:
+    """The shown ones first; no two are alike."""
     jobs: dict[str, TerminalJob] = {}
-    while len(jobs) < count:
+    while len(jobs) < SHOWN_TASKS + TASKS:
         job = make_job(rng)
-        if job.kind in kinds:
+        if job.kind in KINDS:
             jobs[job.instruction] = job
     return list(jobs.values())
 
@@ -153,17 +154,18 @@ def run_seed(agent: str, tool: str, seed: int, steps: int, home: Path) -> dict[s
 def _run_seed(agent: str, tool: str, seed: int, steps: int, home: Path, service: str) -> dict[str, Any]:
     rng, folder, took = random.Random(seed), home / f"seed-{seed}", {}
     folder.mkdir(parents=True)
-    tasks, format_tasks, reward = folder / "tasks.jsonl", folder / "format.jsonl", folder / "reward.py"
-    write_tasks(tasks, draw_jobs(rng, KINDS, TASKS))
-    format_jobs = draw_jobs(rng, FORMAT_KINDS, FORMAT_TASKS)
-    write_tasks(format_tasks, format_jobs)
+    tasks, shown_tasks, reward = folder / "tasks.jsonl", folder / "shown.jsonl", folder / "reward.py"
+    jobs = draw_jobs(rng)
+    shown = jobs[:SHOWN_TASKS]
+    write_tasks(tasks, jobs[SHOWN_TASKS:])
+    write_tasks(shown_tasks, shown)
     reward.write_text(REWARD)
     begun_s = time.monotonic()
-    solver = Solver(format_jobs, tool)
+    solver = Solver(shown, tool)
     settings = {"max_agent_turns": 3, "max_token_length": 96}
-    given = {**settings, "agent": agent, "dataset_name": str(format_tasks), "reward": f"{reward}:score"}
+    given = {**settings, "agent": agent, "dataset_name": str(shown_tasks), "reward": f"{reward}:score"}
     flags = [f"--env.{name}={value}" for name, value in given.items()]
-    more = [f"--env.total_steps={FORMAT_TASKS}", "--env.group_size=1", "--env.use_wandb=false"]
+    more = [f"--env.total_steps={SHOWN_TASKS}", "--env.group_size=1", "--env.use_wandb=false"]
     more += [
         "--env.tool_pool_size=4",
         "--env.ensure_scores_are_not_same=false",
@@ -174,7 +176,7 @@ def _run_seed(agent: str, tool: str, seed: int, steps: int, home: Path, service:
     solver.server.shutdown()
     took["gold"], begun_s = time.monotonic() - begun_s, time.monotonic()
     warm = f"warm-{seed}"
-    words = ["--name", warm, "--batch-size", "12", "--epochs", "3", "--learning-rate", "1e-3", "--rank", "16"]
+    words = ["--name", warm, "--batch-size", "8", "--epochs", "2", "--learning-rate", "1e-3", "--rank", "16"]
     hermes(home, "train", "sft", "--source", "env", "--service", service, "--seed", str(seed), *words)
     took["warm start"], begun_s = time.monotonic() - begun_s, time.monotonic()
     edits = {

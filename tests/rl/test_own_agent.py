@@ -73,7 +73,7 @@ def test_a_run_trains_inside_a_program(home_with: MakeHome, folder: Path) -> Non
 
 
 def test_the_verdict_sees_other_logprobs_and_nothing_to_train() -> None:
-    counts = RolloutCounts(1, 1, 20, 20, 0, 0, 0, 0, 0, 0)
+    counts = RolloutCounts(1, 0, 1, 20, 20, 0, 0, 0, 0, 0, 0)
     stated = [-1.0 - 0.1 * index for index in range(20)]
     exact = CheckedSequence(stated, [LogprobBounds(value, value) for value in stated])
     other = CheckedSequence(stated, [LogprobBounds(value - 1.5, value - 1.5) for value in stated])

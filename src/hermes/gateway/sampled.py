@@ -2,7 +2,8 @@
 
 Every rollout has an address of its own, which nobody can guess, for as long as it runs. Behind it one chat
 model continues from the ids that it sampled, whatever the program does with the text (`models.tokens.chat`).
-A call is recorded before the program has the first byte of its answer.
+A call is recorded before the program has the first byte of its answer. Calls that name another model than the
+trained one may be answered by that model (`OtherModels`).
 
 What would change the sampling and is not honoured (a forced tool, a schema of the answer, penalties) is
 refused if the rollout is `strict`; otherwise the model answers freely and the call is not trained on. An
@@ -66,6 +67,31 @@ class SampledCall:
     reply: ChatReply
     not_honoured: tuple[str, ...] = ()
     """What the program asked of the sampling and did not get."""
+    other_model: str = ""
+    """Who answered instead of the policy, as provider/name."""
+
+
+@dataclass
+class OtherModels:
+    """Who answers the calls of a program with several models, of which one is trained."""
+
+    trained: str
+    """The name in the calls that the policy answers."""
+    open: Callable[[str], ChatModel]
+    """The model of another name; it may raise HermesError."""
+    _opened: dict[str, ChatModel] = field(default_factory=dict)
+
+    def named(self, name: str) -> ChatModel | None:
+        """None: the policy itself."""
+        if name == self.trained:
+            return None
+        if name not in self._opened:
+            self._opened[name] = self.open(name)
+        return self._opened[name]
+
+    async def close(self) -> None:
+        for model in self._opened.values():
+            await model.close()
 
 
 Keep = Callable[[RecordedCall], Awaitable[None]]
@@ -87,6 +113,8 @@ class SampledRollout:
     max_calls: int | None = None
     takes_reward: bool = False
     """Whether the program may state its own reward."""
+    others: OtherModels | None = None
+    """None: whatever model a call names, the policy answers."""
     calls: list[SampledCall] = field(default_factory=list)
     failure: HermesError | None = None
     """The first failure of a model call."""
@@ -105,7 +133,7 @@ class SampledRollout:
             await asyncio.sleep(_SETTLE_S)
 
     async def complete(
-        self, session: str, request: ChatRequest, not_honoured: tuple[str, ...]
+        self, session: str, request: ChatRequest, not_honoured: tuple[str, ...], model_name: str = ""
     ) -> SampledCall:
         """UsageError: the rollout's calls are spent, or it is strict and something is not honoured."""
         if not_honoured and self.strict:
@@ -115,8 +143,14 @@ class SampledRollout:
             self.refused += 1
             raise UsageError(f"the rollout's {self.max_calls} model calls are spent")
         self._begun += 1
-        reply = await self.model.complete(replace(request, sampling=self._sampling(request.sampling)))
-        call = SampledCall(new_id(), session, request.messages, bool(request.tools), reply, not_honoured)
+        other = self.others.named(model_name) if self.others else None
+        if other is None:
+            reply = await self.model.complete(replace(request, sampling=self._sampling(request.sampling)))
+        else:
+            reply = await other.complete(request)
+        answered_by = other.name if other else ""
+        has_tools = bool(request.tools)
+        call = SampledCall(new_id(), session, request.messages, has_tools, reply, not_honoured, answered_by)
         self.calls.append(call)
         return call
 
@@ -221,9 +255,13 @@ class SampledGateway:
         chat_request, not_honoured = read_chat_request(protocol, body, translation)
         session = request.headers.get(SESSION_HEADER, "")
         started_at_ms, started_s = now_ms(), time.perf_counter()
-        call = await self._in_loop(rollout, rollout.complete(session, chat_request, not_honoured), request)
-        raw = completion(as_text(body.get("model")) or rollout.model.name, call)
+        name = as_text(body.get("model"))
+        call = await self._in_loop(
+            rollout, rollout.complete(session, chat_request, not_honoured, name), request
+        )
+        raw = completion(name or rollout.model.name, call)
         if rollout.keep is not None:
+            provider, _, other_name = call.other_model.partition("/")
             recorded = RecordedCall(
                 call.id,
                 protocol,
@@ -233,10 +271,10 @@ class SampledGateway:
                 200,
                 CallEnd.COMPLETE,
                 call.reply.call.endpoint,
-                CUSTOM,
+                provider or CUSTOM,
                 {name: request.headers[name] for name in clients.RECORDED_HEADERS if name in request.headers},
                 json.dumps(body).encode(),
-                _with_tokens(raw, call),
+                _with_tokens({**raw, "model": other_name or raw["model"]}, call),
                 wire.Protocol.CHAT,
             )
             await rollout.keep(recorded)

@@ -46,7 +46,7 @@ def rewritten(arguments, options):
 
 def ask_chat(history, options):
     tools = {} if options.plain else {"tools": [{"type": "function", "function": SHELL}]}
-    body = {"model": "policy", "messages": history, **tools}
+    body = {"model": options.model, "messages": history, **tools}
     text = post("/v1/chat/completions", {**body, "stream": options.stream, "temperature": 0.0})
     if options.stream:
         message = {"role": "assistant", "content": "", "tool_calls": []}
@@ -142,6 +142,8 @@ def main():
     parser.add_argument("--rewrite", action="store_true")
     parser.add_argument("--plain", action="store_true", help="offers no tools")
     parser.add_argument("--act", default="work")
+    parser.add_argument("--model", default="policy")
+    parser.add_argument("--planner", help="a model that is asked for a plan before the work")
     parser.add_argument("prompt", nargs="?")
     options = parser.parse_args()
     prompt = options.prompt if options.prompt is not None else sys.stdin.read()
@@ -164,6 +166,10 @@ def main():
             except OSError:
                 pass
     history = [{"role": "user", "content": prompt}]
+    if options.planner:
+        plan = {"model": options.planner, "messages": [{"role": "user", "content": f"Plan: {prompt}"}]}
+        message = json.loads(post("/v1/chat/completions", plan))["choices"][0]["message"]
+        history[0]["content"] += f" Plan: {message['content']}"
     while True:
         try:
             answer, said, calls = ASK[options.dialect](history, options)

@@ -19,6 +19,7 @@ from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import ConfigError, UsageError
 from hermes.store import Reader
 from tests.envs.token_source import Answer, TokenServer, Words, said
+from tests.fakes.provider import FakeProvider, text
 from tests.rl.world import tiny_tokenizer
 
 if TYPE_CHECKING:
@@ -194,6 +195,34 @@ async def test_a_program_reaches_nothing_but_its_model(make: Make, words: Words,
     with Reader(db_path(home)) as reader:
         outputs = [reader.get(row.id).header.metadata["output"] for row in reader.summaries()]
     assert outputs == ["Done.\n", "Done.\n"]
+
+
+async def test_of_two_models_one_is_trained(
+    make: Make, words: Words, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeProvider([text("Write 7.")], loop=True) as provider, policy(words, *TURNS) as server:
+        monkeypatch.setenv("HERMES_PROVIDERS__LAB__BASE_URL", provider.base_url)
+        command = "--model {model} --planner lab/large {prompt}"
+        group = await group_of(make(server, command, train_model="worker"))
+        assert {request.json["model"] for request in provider.posts} == {"large"}
+    assert group["scores"] == [1.0, 1.0]
+    spoken = [token for turn in TURNS for token in words.encode(turn)]
+    for masks in group["masks"]:
+        assert [mask for mask in masks if mask != MASKED] == spoken, "the plan is not trained on"
+    with Reader(db_path(home)) as reader:
+        trajectories = [reader.get(row.id) for row in reader.summaries()]
+    assert {item.header.model for item in trajectories} == {"lab/large", "custom/worker"}
+    (facts,) = {
+        (item.header.metadata["calls"], item.header.metadata["calls_to_others"])
+        for item in trajectories
+        if "calls" in item.header.metadata
+    }
+    assert facts == (3, 1)
+
+
+async def test_a_model_that_nobody_serves_is_named(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match="nowhere/large"):
+        await group_of(make(server, "--planner nowhere/large {prompt}", train_model="policy"))
 
 
 async def test_what_a_program_left_running_changes_no_reward(make: Make, words: Words) -> None:

@@ -76,6 +76,11 @@ class TaskOptions(Options):
     agent: str | None = option(
         None, "This program does them, in place of our own agent; with --prompts.", metavar="COMMAND"
     )
+    train_model: str | None = option(
+        None,
+        "With --agent: train only calls that name this model; the others go to the model that they name.",
+        metavar="NAME",
+    )
     model: str | None = option(
         None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
     )
@@ -100,7 +105,7 @@ def check(task: TaskOptions, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    resolved = select_program(config, task.agent, task.prompts, task.reward, task.model)
+    resolved = select_program(config, task.agent, task.prompts, task.reward, task.model, task.train_model)
     with waiting("starting the policy and the program"):
         report = check_program(config, resolved)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))

@@ -189,7 +189,7 @@ def start(options: StartOptions, task: TaskOptions, preflight: bool | None, as_j
     if task.prompts or task.reward or task.agent:
         from hermes.rl.config.reward_function import select_reward_function
 
-        select_reward_function(settings, environment, task.prompts, task.reward, task.agent)
+        select_reward_function(settings, environment, task.prompts, task.reward, task.agent, task.train_model)
         environment = None
     several = len(names) > 1
     edits = () if several else options.edits

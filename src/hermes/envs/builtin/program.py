@@ -22,6 +22,7 @@ import shlex
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -39,6 +40,8 @@ from hermes.envs.programs.record import ProgramSettings, RolloutFacts
 from hermes.envs.programs.run import ProgramHost, finished_program
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.errors import UsageError
+from hermes.gateway.sampled import OtherModels
+from hermes.models.open import open_model
 
 if TYPE_CHECKING:
     from hermes.tools.base import Workbench
@@ -63,6 +66,11 @@ class ProgramConfig(RewardFunctionConfig):
     agent_crash: Literal["drop", "score"] = Field(
         default="drop",
         description="A program that ends with an error: drop its group, or score what it left.",
+    )
+    train_model: str = Field(
+        default="",
+        description="Train only calls that name this model; the model that another call names, as "
+        "provider/name, answers it. Empty: the policy answers every call.",
     )
     train_side_calls: bool = Field(
         default=False,
@@ -98,14 +106,19 @@ class ProgramEnv(RewardFunctionEnv):
             timeout_s=float(config.terminal_lifetime),
             max_calls=config.max_agent_turns,
             setup=config.agent_setup,
+            train_model=config.train_model,
             train_side=config.train_side_calls,
             takes_reward=config.reward == PROGRAM_REWARD,
             scores_crashes=config.agent_crash == "score",
         )
-        self._host = ProgramHost(self.hermes_config().home)
+        settings = self.hermes_config()
+        others = (
+            OtherModels(config.train_model, partial(open_model, settings)) if config.train_model else None
+        )
+        self._host = ProgramHost(settings.home, others)
         self._counts: Counter[str] = Counter()
         self._counted = 0
-        await self._host.open(dict(self.hermes_config().secrets))
+        await self._host.open(dict(settings.secrets))
 
     def load_function(self) -> Any:
         if self._script is not None or self.config.reward == PROGRAM_REWARD:

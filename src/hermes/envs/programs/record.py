@@ -38,6 +38,8 @@ class ProgramSettings:
     max_calls: int
     setup: str | None = None
     """A command that prepares the workspace before the program starts."""
+    train_model: str = ""
+    """Only calls that name this model are the policy's; empty: all calls are."""
     train_side: bool = False
     """Whether calls beside the task (titles, summaries) are trained on."""
     takes_reward: bool = False
@@ -58,6 +60,8 @@ class RolloutCounts:
     """What became of a rollout's model calls and tokens."""
 
     calls: int
+    calls_to_others: int
+    """Calls that other models answered."""
     sequences: int
     tokens_sampled: int
     tokens_trained: int
@@ -121,7 +125,7 @@ def write_rollout(
         written = list(records(recording, reader, lambda name: price_of(config.settings, name), model_calls))
     trained = trained_calls(rollout.calls, settings.train_side)
     exactness = build_sequences(call.reply.call for call in trained)
-    main = next((index for index, record in enumerate(written) if _is_main(record)), 0)
+    main = min(range(len(written)), key=lambda index: _distance_from_task(written[index]))
     for index, record in enumerate(written):
         trajectory = record.trajectory
         header = _header(trajectory.header, context, spec, settings.program)
@@ -148,8 +152,12 @@ def _outcome(ended: EndedProgram, fault: HermesError | None) -> Outcome:
     return COMPLETED
 
 
-def _is_main(record: Record) -> bool:
-    return record.trajectory.header.relation not in (Relation.SIDE, Relation.DELEGATE)
+def _distance_from_task(record: Record) -> int:
+    """The smaller, the more this is the conversation in which the policy does the task."""
+    trajectory = record.trajectory
+    is_beside = trajectory.header.relation in (Relation.SIDE, Relation.DELEGATE)
+    has_tokens = any(step.call and step.call.tokens for step in trajectory.steps)
+    return 2 * is_beside + (not has_tokens)
 
 
 def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program: Program) -> Header:
@@ -171,19 +179,21 @@ def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program:
 
 
 def trained_calls(calls: Sequence[SampledCall], train_side: bool) -> list[SampledCall]:
-    """The calls whose tokens are trained on: not those beside the task, nor of another distribution."""
-    has_tools = any(call.offers_tools for call in calls)
+    """The policy's calls that are trained on: not those beside the task, nor of another distribution."""
+    own = [call for call in calls if not call.other_model]
+    has_tools = any(call.offers_tools for call in own)
     return [
-        call for call in calls if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
+        call for call in own if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
     ]
 
 
 def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
     rollout = ended.rollout
-    traces = [call.reply.call.tokens for call in rollout.calls]
+    own = [call.reply.call for call in rollout.calls if not call.other_model]
+    traces = [call.tokens for call in own]
     echoes = rollout.tokens.echoes if rollout.tokens else None
     answers = {echo: echoes.counts[echo] if echoes else 0 for echo in Echo}
-    first = rollout.calls[0].reply.call
+    first = (own or [call.reply.call for call in rollout.calls])[0]
     return RolloutFacts(
         exit_code=ended.result.exit_code,
         output=ended.result.output[-_TAIL_CHARS:],
@@ -192,6 +202,7 @@ def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
         program_reward=rollout.reward,
         counts=RolloutCounts(
             calls=len(rollout.calls),
+            calls_to_others=sum(bool(call.other_model) for call in rollout.calls),
             sequences=len(exactness.sequences),
             tokens_sampled=sum(len(trace.sampled_ids) for trace in traces if trace),
             tokens_trained=sum(sum(sequence.loss_mask) for sequence in exactness.sequences),

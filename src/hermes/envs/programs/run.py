@@ -32,7 +32,7 @@ from hermes.envs.programs.launch import Place, launch, shell_line
 from hermes.envs.programs.record import EndedProgram, ProgramSettings, write_rollout
 from hermes.errors import ContextOverflowError, HermesError, SandboxError, UsageError
 from hermes.gateway.journal import Group, Journal
-from hermes.gateway.sampled import SampledGateway, SampledRollout
+from hermes.gateway.sampled import OtherModels, SampledGateway, SampledRollout
 from hermes.models.tokens.chat import TokenChat
 from hermes.safety.approval import AllowAll
 from hermes.sandbox import open_sandbox
@@ -54,6 +54,8 @@ class ProgramHost:
     """What all rollouts of an environment share. `open` before the first, `close` after the last."""
 
     home: Path
+    others: OtherModels | None = None
+    """Who answers calls that name another model than the trained one."""
     gateway: SampledGateway = field(default_factory=SampledGateway)
     journal: Journal | None = None
     _folder: Path | None = None
@@ -69,6 +71,8 @@ class ProgramHost:
             await self.gateway.close()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self.others is not None:
+            await self.others.close()
         if self.journal is not None:
             self.journal.close()
             self.journal = None
@@ -100,6 +104,7 @@ async def finished_program(
         overrides=True,
         max_calls=settings.max_calls,
         takes_reward=settings.takes_reward,
+        others=host.others,
     )
     # By these a trajectory is known if this process is killed before it has written it.
     facts = {"agent": settings.program.agent, "run": context.run_id, "task": spec.task_id}
@@ -115,7 +120,7 @@ async def finished_program(
         result = await asyncio.to_thread(write_rollout, context, spec, settings, recording, ended, fault)
         if fault is not None:
             raise fault
-        assert result is not None, "the model was called, or there is a fault"
+        assert result is not None, "the policy was called, or there is a fault"
         bench = Workbench(
             sandbox=sandbox,
             settings=config.settings,
@@ -171,7 +176,8 @@ async def _run(
         run_place = Place(url, sandbox.workspace, f"{inside}/prompt", f"{inside}/home", scratch, inside)
         prompt = spec.prompt
         context_tokens = rollout.tokens.context_tokens if rollout.tokens else None
-        started = launch(settings.program, prompt, MODEL_NAME, context_tokens, run_place)
+        name = settings.train_model or MODEL_NAME
+        started = launch(settings.program, prompt, name, context_tokens, run_place)
         (scratch / "home").mkdir(exist_ok=True)
         (scratch / "prompt").write_text(prompt, "utf-8")
         if sandbox.isolated:
@@ -210,7 +216,8 @@ async def _copy_in(sandbox: Sandbox, folder: Path, inside: str) -> None:
 
 def _fault(ended: EndedProgram, settings: ProgramSettings) -> HermesError | None:
     """Why the rollout has no reward, through no fault of the policy; None: it has one."""
-    command, failure, called = ended.result, ended.rollout.failure, bool(ended.rollout.calls)
+    command, failure = ended.result, ended.rollout.failure
+    called = any(not call.other_model for call in ended.rollout.calls)
     if command.timed_out:
         return GroupDroppedError("timeout", f"the program ran for {settings.timeout_s:g} s and was ended")
     if isinstance(failure, ContextOverflowError) and (not called or command.exit_code != 0):

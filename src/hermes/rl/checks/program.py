@@ -27,7 +27,12 @@ _ROLLOUT_S = 900.0
 
 
 def select_program(
-    config: Config, agent: str | None, prompts: str | None, reward: str | None, model: str | None
+    config: Config,
+    agent: str | None,
+    prompts: str | None,
+    reward: str | None,
+    model: str | None,
+    train_model: str | None = None,
 ) -> Resolved:
     """The environment of the program, which becomes the selected one."""
     from hermes.rl.config.base_model import BASE_MODEL
@@ -36,7 +41,7 @@ def select_program(
 
     if not agent:
         raise UsageError("no agent is named", '--agent "claude -p {prompt}"')
-    resolved = select_reward_function(config, None, prompts, reward, agent)
+    resolved = select_reward_function(config, None, prompts, reward, agent, train_model)
     if model is None:
         return resolved
     return with_edit(config, resolved.selection, BASE_MODEL, model, unlock=True)

@@ -18,7 +18,12 @@ _OUR_AGENT, _PROGRAM = "reward_function", "program"
 
 
 def select_reward_function(
-    config: Config, environment: str | None, prompts: str | None, reward: str | None, agent: str | None = None
+    config: Config,
+    environment: str | None,
+    prompts: str | None,
+    reward: str | None,
+    agent: str | None = None,
+    train_model: str | None = None,
 ) -> Resolved:
     """UsageError for prompts, a reward or a program (`agent`) that cannot be used.
 
@@ -58,7 +63,7 @@ def select_reward_function(
             str(Path(reward).absolute()) if by_program else f"{Path(path).absolute()}:{function}"
         )
     if agent:
-        values["env.agent"] = _absolute_words(agent)
+        values |= {"env.agent": _absolute_words(agent), "env.train_model": train_model or ""}
     return apply_values(config, values)
 
 
