@@ -44,8 +44,8 @@ system-packages:
 	@sh scripts/install-test-packages.sh
 
 check: test-setup
-	$(BIN)/ruff check src tests bench recipes
-	$(BIN)/ruff format --check src tests bench recipes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

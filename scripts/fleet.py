@@ -23,7 +23,9 @@ import zipfile
 from pathlib import Path
 
 VERSION = "0.32.0"
-TORCH = "torch==2.13.0"  # pinned exactly, so that pip picks a build that is already at hand where there is one
+TORCH = (
+    "torch==2.13.0"  # pinned exactly, so that pip picks a build that is already at hand where there is one
+)
 _LEFT_OUT = ("torch", "torchaudio", "torchcodec", "torchvision", "intel-openmp")
 
 

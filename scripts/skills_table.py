@@ -100,7 +100,9 @@ def answers() -> dict[str, str]:
 def table(source: Path | None, old: str) -> str:
     command = [sys.executable, "-m", "skills_check", "--all", "--online", "--run", "--json"]
     if source is None:
-        text = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False).stdout
+        text = subprocess.run(
+            command, cwd=ROOT / "scripts", capture_output=True, text=True, check=False
+        ).stdout
     else:
         text = source.read_text("utf-8")
     reports = {f"{entry.get('category')}/{entry['name']}": entry for entry in json.loads(text)}

@@ -1,9 +1,10 @@
-"""Measures the structure of the code: lines by package, import arrows, cycles, small files, vague local names.
+"""Measures the structure of the code: lines by package, import arrows, cycles, small files, vague names.
 
     python scripts/structure.py [ROOT] [--json]
 
-ROOT is a checkout (default: this one), so that two commits can be compared. The source is parsed and not imported, but for
-the command line of this checkout, whose commands, options and flags are counted. tests/test_structure.py holds the limits.
+ROOT is a checkout (default: this one), so that two commits can be compared. The source is parsed and not
+imported, but for the command line of this checkout, whose commands, options and flags are counted.
+tests/test_structure.py holds the limits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,42 @@ from functools import cache
 from pathlib import Path
 
 VAGUE = frozenset(
-    ["answer", "asked", "each", "every", "found", "given", "gone", "heard", "held", "kept", "known", "made", "meant", "one", "ones", "other", "others", "own", "place", "said", "seen", "shown", "spoken", "such", "taken", "thing", "things", "told", "wanted", "what", "which", "who", "whoever", "why"]
+    [
+        "answer",
+        "asked",
+        "each",
+        "every",
+        "found",
+        "given",
+        "gone",
+        "heard",
+        "held",
+        "kept",
+        "known",
+        "made",
+        "meant",
+        "one",
+        "ones",
+        "other",
+        "others",
+        "own",
+        "place",
+        "said",
+        "seen",
+        "shown",
+        "spoken",
+        "such",
+        "taken",
+        "thing",
+        "things",
+        "told",
+        "wanted",
+        "what",
+        "which",
+        "who",
+        "whoever",
+        "why",
+    ]
 )
 """Names of variables that leave the reader to find out the noun."""
 
@@ -67,7 +103,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def sources(root: Path) -> dict[str, Path]:
-    """Module name to path, for everything under src/ but the scripts that skills carry, which nobody imports."""
+    """Module name to path, for everything under src/ but the scripts of skills, which nobody imports."""
     base = root / "src"
     library = base / "hermes" / "skills" / "library"
     return {

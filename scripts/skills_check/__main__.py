@@ -1,6 +1,6 @@
 """Checks that what skills name exists in the packages at the pinned versions; for those who maintain skills.
 
-    PYTHONPATH=scripts python -m skills_check [NAME…] [--quick] [--online] [--run] [--json]
+PYTHONPATH=scripts python -m skills_check [NAME…] [--quick] [--online] [--run] [--json]
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hermes.config.load import Config
-    from skills_check.report import SkillReport
-    from skills_check.skill_check import Packages
     from hermes.skills.install import SkillFinding
     from hermes.skills.skill import Skill
+    from skills_check.report import SkillReport
+    from skills_check.skill_check import Packages
 
 
 @click.command()
@@ -105,8 +105,8 @@ def _select(config: Config, names: Sequence[str]) -> tuple[list[Skill], dict[str
 def _reports(
     skills: Sequence[Skill], home: Path, *, quick: bool, online: bool, run_blocks: bool
 ) -> Iterator[SkillReport]:
-    from skills_check.hermes_commands import hermes_commands
     from skills_check.execute import run_skill
+    from skills_check.hermes_commands import hermes_commands
     from skills_check.registry import index_url
     from skills_check.skill_check import Packages, check_skill
 

@@ -25,11 +25,11 @@ from hermes.config.environment import without_stored
 from hermes.disk.files import ensure_dir
 from hermes.sandbox.local import without_secrets
 from hermes.skills.catalogue import skill_files
+from hermes.skills.skill import PinnedPackage
 from skills_check.blocks import CodeBlock
 from skills_check.registry import same_version
 from skills_check.report import Problem, SkillReport
 from skills_check.skill_check import pages
-from hermes.skills.skill import PinnedPackage
 
 RUN_TIMEOUT_S = 300
 _INSTALL_TIMEOUT_S = 1800

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from hermes.skills.skill import PinnedPackage
 from skills_check.modules import ModuleNames
 from skills_check.registry import RegistryError, download, same_version
-from hermes.skills.skill import PinnedPackage
 
 MAX_MEMBER_BYTES = 8_000_000
 MAX_SOURCE_BYTES = 600_000_000

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hermes
 from hermes.skills.catalogue import MAX_FILE_BYTES, read_skill_file, skill_files
+from hermes.skills.skill import SKILL_FILE, PinnedPackage, Skill, SkillOrigin
 from skills_check.blocks import (
     CHECKED_LANGUAGES,
     CodeBlock,
@@ -31,7 +32,6 @@ from skills_check.python_block import PythonScope, check_python
 from skills_check.registry import RegistryError
 from skills_check.report import Problem, SkillReport
 from skills_check.shell_block import HermesCommands, ShellRules, check_shell
-from hermes.skills.skill import SKILL_FILE, PinnedPackage, Skill, SkillOrigin
 
 MAX_SKILL_LINES = 500
 MAX_TRIGGER_CHARS = 200

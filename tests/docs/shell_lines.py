@@ -20,12 +20,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import click
-from skills_check.hermes_commands import command_problem, hermes_commands
 
 from hermes.cli.main import cli
 from hermes.cli.options import RenamedOption
 from hermes.config.edit import is_variable
 from hermes.config.schema import find_path
+from skills_check.hermes_commands import command_problem, hermes_commands
 from tests.docs.pages import ROOT
 
 PLACEHOLDERS = ("…", "...", "|", "[", "<")

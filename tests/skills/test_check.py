@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hermes.skills import list_skills
 from skills_check.execute import run_skill
 from skills_check.registry import newest_version, same_version
 from skills_check.report import CheckVerdict, SkillReport
 from skills_check.shell_block import HermesCommands
 from skills_check.skill_check import Packages, check_skill
-
-from hermes.skills import list_skills
 from tests.skills.conftest import WriteSkill
 from tests.skills.registry import Registry, serve_registry, wheel
 

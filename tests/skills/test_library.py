@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from skills_check.hermes_commands import command_problem, hermes_commands
-from skills_check.skill_check import check_skill
 
 from hermes.skills.catalogue import bundled_skills
+from skills_check.hermes_commands import command_problem, hermes_commands
+from skills_check.skill_check import check_skill
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,11 +14,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from hermes.skills import Skill, list_skills
 from skills_check.registry import RegistryError, download, index_url
 from skills_check.shell_block import commands
 from skills_check.skill_check import pages
-
-from hermes.skills import Skill, list_skills
 from tests.cli.process import hermes
 from tests.fakes.arxiv import serve_arxiv
 
