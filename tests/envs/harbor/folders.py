@@ -1,0 +1,36 @@
+"""Harbor task folders for tests, written to disk as their authors write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+DOCKERFILE = "FROM debian:bookworm-slim\nWORKDIR /app\n"
+TEST = """
+if [ "$(cat /app/answer.txt 2> /dev/null)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+SOLUTION = "#!/bin/bash\necho 42 > /app/answer.txt\n"
+TOML = 'version = "1.0"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 60.0\n'
+
+
+def write_task(
+    folder: Path,
+    *,
+    toml: str = TOML,
+    instruction: str = "Write 42 to answer.txt.\n",
+    dockerfile: str | None = DOCKERFILE,
+    test: str = TEST,
+    solution: str | None = SOLUTION,
+    files: Mapping[str, str] | None = None,
+) -> Path:
+    """A task that is solved by writing 42 to /app/answer.txt, unless the arguments say otherwise."""
+    contents = {"task.toml": toml, "instruction.md": instruction, "tests/test.sh": test, **(files or {})}
+    if dockerfile is not None:
+        contents["environment/Dockerfile"] = dockerfile
+    if solution is not None:
+        contents["solution/solve.sh"] = solution
+    for name, text in contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
