@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -57,9 +58,10 @@ def api(tmp_path: Path) -> Iterator[Api]:
 def serve(api: Api, bundled_home: Path, tmp_path: Path) -> Iterator[Serve]:
     """Runs `hermes env serve`; its log goes to serve.log."""
     running: list[subprocess.Popen[str]] = []
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
     def run(model: FakeProvider, file: Path = SUMS, **settings: Any) -> subprocess.Popen[str]:
+        names = ("PATH", "HOME", "LANG", "TMPDIR", "HF_ENDPOINT")
+        kept = {name: os.environ[name] for name in names if name in os.environ}
         settings = {"total_steps": 1000, "max_batches_offpolicy": 50, **settings}
         settings["data_path_to_save_groups"] = tmp_path / "groups.jsonl"
         with (tmp_path / "serve.log").open("w") as log:
@@ -123,6 +125,20 @@ def test_a_signal_delivers_what_is_made_or_soon_is_and_counts_the_rest(
     assert sorted(map(item_of, kept)) == [1, 2, 3] and all(len(one["tokens"]) == 2 for one in kept)
     assert {item_of(one) for one in client.get("/batch")["batch"]} == {1, 2}, "whole, and in their order"
     assert not (tmp_path / "groups.unsent.jsonl").exists()
+
+
+def test_a_tokenizer_that_a_silent_hub_withholds_does_not_delay_the_end(
+    api: Api, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "serve.log"
+    with socket.create_server(("127.0.0.1", 0)) as hub, by_item({1: text("3")}) as model:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        env = serve(model, max_num_workers=1, tokenizer_name="acme/absent")
+        connection, _ = hub.accept()
+        with connection:
+            env.send_signal(signal.SIGTERM)
+            code, _, _ = end(env)
+    assert code == 0 and "stopped; groups that were sent" in log.read_text(), log.read_text()
 
 
 @pytest.mark.slow

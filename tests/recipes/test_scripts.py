@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from hermes.rl.machine import has_gpu
 from tests.fakes.provider import FakeProvider, text
-from tests.recipes.scripts import script
+from tests.recipes.scripts import RECIPES, script
 
 
 @pytest.mark.slow
@@ -70,6 +72,15 @@ def test_a_key_that_nobody_reads_is_refused_with_the_nearest_one(
     (tmp_path / "run.yaml").write_text(wrong)
     done = script(tmp_path, "launch_training.py", "--config=run.yaml")
     assert done.returncode == 2 and f"run.yaml: {message}" in done.stderr and hint in done.stderr
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_a_model_that_needs_a_gpu_is_refused_before_it_is_downloaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        config = RECIPES / "configs" / "qwen3_8b.yaml"
+        done = script(tmp_path, "launch_training.py", f"--config={config}", HF_ENDPOINT=endpoint)
+    assert done.returncode == 2 and "Qwen/Qwen3-8B has 8 billion parameters and needs a GPU" in done.stderr
 
 
 def test_the_environment_script_refuses_them_too_and_has_the_modes(tmp_path: Path) -> None:

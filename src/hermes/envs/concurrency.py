@@ -1,12 +1,18 @@
-"""Waiting for asyncio tasks: until all are done, until the first fails, until a deadline or an event."""
+"""Waiting for asyncio tasks: until all are done, until the first fails, until a deadline or an event; and
+for code that blocks the event loop, until a signal."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+STOP_SIGNAL: ContextVar[Future[None] | None] = ContextVar("STOP_SIGNAL", default=None)
+"""Done when a signal has asked the environment to stop. A thread sets it: it counts in blocking code, too."""
 
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -50,3 +56,27 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], timeout_s: float) -> 
     for task in tasks:
         task.cancel()
     await wait_all(tasks, timeout_s)
+
+
+def run_until_signal(function: Callable[[], T]) -> T:
+    """The result of a function that may block for minutes; CancelledError as soon as a signal arrives.
+
+    The function then goes on in a thread that does not keep the process alive.
+    """
+    signalled = STOP_SIGNAL.get()
+    if signalled is None:
+        return function()
+    result: Future[T] = Future()
+    threading.Thread(target=_settle, args=(function, result), daemon=True).start()
+    either: tuple[Future[Any], ...] = (result, signalled)
+    wait(either, return_when=FIRST_COMPLETED)
+    if not result.done():
+        raise asyncio.CancelledError
+    return result.result()
+
+
+def _settle(function: Callable[[], T], result: Future[T]) -> None:
+    try:
+        result.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+        result.set_exception(error)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hermes.core.sequence import MASKED
+from hermes.envs.concurrency import run_until_signal
 from hermes.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,11 +23,14 @@ _TRAINED_ROLES = ("assistant", "agent")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a hub name, a folder, or the bundled model."""
+    """The tokenizer of a hub name, a folder, or the bundled model.
+
+    A hub may be silent for minutes; CancelledError if a signal stops the environment meanwhile.
+    """
     from hermes.models.tokens.tokenizer import open_tokenizer
 
     try:
-        tokenizer = open_tokenizer(_tokenizer_path(name))
+        tokenizer = run_until_signal(lambda: open_tokenizer(_tokenizer_path(name)))
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"the tokenizer '{name}' cannot be loaded: {str(error).strip().splitlines()[0]}",

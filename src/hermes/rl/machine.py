@@ -30,7 +30,7 @@ class MissingRequirement(NamedTuple):
 def missing_requirement(config: Config, model: str) -> MissingRequirement | None:
     """The requirement of this model that this machine lacks; None: nothing."""
     settings = config.settings.rl
-    return missing_packages(settings, config.environ) or _missing_gpu(settings, config.environ, model)
+    return missing_packages(settings, config.environ) or missing_gpu(settings, config.environ, model)
 
 
 def missing_packages(settings: RlSettings, environ: Mapping[str, str]) -> MissingRequirement | None:
@@ -55,7 +55,8 @@ def has_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
 
 
-def _missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -> MissingRequirement | None:
+def missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -> MissingRequirement | None:
+    """The GPU that an engine here would need for the model. Nothing is downloaded to find out."""
     from hermes.training.schedule import parameters_of
 
     if service_of(settings, environ) is not None or has_gpu():
@@ -69,7 +70,7 @@ def _missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) -
         return None
     return MissingRequirement(
         f"{model} has {parameters / 1e9:.3g} billion parameters and needs a GPU; this machine has none",
-        "hermes config set rl.model hermes/smollm2, or rl.service to train elsewhere",
+        "train hermes/smollm2 (rl.model, or --base-model), or elsewhere (rl.service, or --service)",
     )
 
 

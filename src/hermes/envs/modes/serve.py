@@ -22,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 from hermes.config import paths
-from hermes.envs.concurrency import cancel_all, run_within, wait_all
+from hermes.envs.concurrency import STOP_SIGNAL, cancel_all, run_within, wait_all
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError, GroupFailure
 from hermes.envs.modes import metrics, pacing
@@ -100,6 +100,7 @@ class ServeMode:
     async def run(self) -> None:
         """Serves until the trainer has enough groups, a signal arrives, or an error ends the run."""
         stop = StopRequest()
+        STOP_SIGNAL.set(stop.signalled)
         with stop_on_signals(stop, self._spool):
             main = asyncio.create_task(self._serve(stop))
             requested = asyncio.create_task(stop.requested.wait())

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -36,6 +37,8 @@ class StopRequest:
         """End in order: start nothing new, finish and deliver what is running."""
         self.immediate = asyncio.Event()
         """Wait for nothing."""
+        self.signalled: Future[None] = Future()
+        """Done with the first signal, also while the event loop is blocked."""
 
     async def run_unless_requested(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs the coroutine; it is cancelled when a stop is requested."""
@@ -93,6 +96,8 @@ def _count_signals(
             if numbers[0] not in _SIGNALS:
                 continue
             received += 1
+            if received == 1:
+                stop.signalled.set_result(None)
             loop.call_soon_threadsafe((stop.requested if received == 1 else stop.immediate).set)
             if received == 2:
                 timer = threading.Timer(_EXIT_TIMEOUT_S, _end_process, [save_before_exit])

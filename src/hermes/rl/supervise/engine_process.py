@@ -18,8 +18,9 @@ from hermes.config.environment import without_stored
 from hermes.config.load import Config
 from hermes.config.paths import logs_dir
 from hermes.engine.server.options import EngineServeOptions
-from hermes.errors import HermesError
+from hermes.errors import ConfigError, HermesError
 from hermes.rl.config.fields import TrainerFields
+from hermes.rl.machine import missing_gpu
 from hermes.rl.process import ProcessId, last_error, signal_group
 from hermes.serving.fetch import fetch_json
 from hermes.training.options import RlFields, RlOptions
@@ -83,11 +84,16 @@ def engine_process(
 def run_engine(
     config: Config, run: TrainingRunSpec, options: RlOptions, progress: ProgressCallback
 ) -> Iterator[None]:
-    """With --with-engine: an engine at the run's address, unless one is running there or a service trains."""
+    """With --with-engine: an engine at the run's address, unless one is running there or a service trains.
+
+    ConfigError before anything is downloaded if the model needs a GPU that this machine has not.
+    """
     url = run.connection.url
     if not options.with_engine or not run.connection.local or is_ready(url):
         yield
         return
+    if (missing := missing_gpu(config.settings.rl, config.environ, run.lora.base_model)) is not None:
+        raise ConfigError(missing.problem, missing.fix)
     log = logs_dir(config.home) / "rl_training" / f"engine_{run.id}.log"
     progress(f"starting an engine for {run.lora.base_model} at {url}; its log is {log}")
     engine = engine_options(
