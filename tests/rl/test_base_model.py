@@ -10,10 +10,14 @@ import pytest
 from hermes.config.load import load
 from hermes.errors import HermesError
 from hermes.rl import tool_handlers
+from hermes.rl.config.base_model import models_named_in
 from hermes.rl.machine import has_gpu
 from hermes.rl.run import find_run
 from tests.cli.process import failure
+from tests.cli.terminal import hermes_terminal
+from tests.fakes.provider import FakeProvider
 from tests.rl.conftest import MakeHome
+from tests.rl.pilot import Pilot, Script
 from tests.rl.world import answer, change_settings, hermes, tiny_model
 
 QWEN = "Qwen/Qwen3-8B"
@@ -52,6 +56,35 @@ def test_train_qwen3_8b_on_gsm8k_with_lora_rank_32_is_configured_or_says_what_fo
             tool(home, "start_training")
 
 
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ("Train Qwen3-8B on GSM8K with LoRA rank 32", (QWEN,)),
+        ("train qwen3-0.6b, then Qwen/Qwen3-0.6B.", ("Qwen/Qwen3-0.6B",)),
+        ("SmolLM2 and acme/tiny-1B on ./envs/sums.py", ("hermes/smollm2", "acme/tiny-1B")),
+        ("Train the model on calculator, 8B or so", ()),
+    ],
+)
+def test_a_task_names_models(task: str, named: tuple[str, ...]) -> None:
+    assert models_named_in(task) == named
+
+
+def test_a_model_that_the_person_names_in_the_task_is_trained_after_one_yes(home_with: MakeHome) -> None:
+    def pilot() -> Pilot:
+        yield "rl_select_environment", {"name": "letters"}
+        yield "rl_get_current_config", {}
+
+    home, script = home_with(), Script(pilot())
+    with FakeProvider(script.answer) as provider:
+        flags = ("--model", "pilot", "--base-url", provider.base_url)
+        with hermes_terminal(home, "rl", "Train Qwen3-0.6B on letters", *flags) as terminal:
+            terminal.expect(r"May it train Qwen/Qwen3-0.6B, beside [^?]+\? \[y/N\]: ")
+            terminal.line("y")
+            terminal.expect("The model is trained")
+    (configuration,) = script.results("rl_get_current_config")
+    assert configuration["base_model"] == "Qwen/Qwen3-0.6B"
+
+
 def test_the_agents_choice_is_what_the_run_trains(home_with: MakeHome, tmp_path: Path, model: Path) -> None:
     home, other = home_with(), tiny_model(tmp_path / "other")
     change_settings(home, models=[str(other)])
@@ -71,3 +104,11 @@ def test_a_person_may_name_any_model_and_the_agent_may_not(home_with: MakeHome, 
     shown = answer(home, "rl", "config", "base_model", QWEN, "--unlock")
     tokenizer = next(field for field in shown["locked_fields"] if field["name"] == "env.tokenizer_name")
     assert tokenizer["current_value"] == QWEN
+
+
+@pytest.mark.skipif(has_gpu(), reason="this machine has a GPU")
+def test_a_named_model_that_this_machine_cannot_train_is_said_before_a_call_is_paid(
+    home_with: MakeHome,
+) -> None:
+    what, how = failure(hermes(home_with(), "rl", "Train Qwen3-8B on GSM8K with LoRA rank 32"), 1)
+    assert "Qwen/Qwen3-8B has 8 billion parameters and needs a GPU" in what and "--service" in how

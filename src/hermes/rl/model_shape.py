@@ -82,6 +82,8 @@ _QWEN3 = {
     "Qwen3-32B": ModelShape(64, 5120, 25_600, 64, 8, 128, 151_936, tied=False),
 }
 QWEN3_8B = _QWEN3["Qwen3-8B"]
+HUB_NAMES = {"smollm2": BUNDLED, **{name.lower(): f"Qwen/{name}" for name in _QWEN3}}
+"""The full names of the models with a known shape, by what people write, in small letters."""
 
 
 def shape_of(model: str) -> ModelShape:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from hermes.errors import UsageError
 if TYPE_CHECKING:
     from hermes.agent.build import RolloutPlan
     from hermes.config.load import Config
-    from hermes.core import JSONObject, Trajectory
+    from hermes.core import JSON, JSONObject, Trajectory
     from hermes.models.base import ChatModel
     from hermes.store import Reader, Writer
 
@@ -45,6 +45,8 @@ class ChatOptions:
     no_log: bool = False
     yes: bool = False
     as_json: bool = False
+    settings: Mapping[str, JSON] = field(default_factory=dict)
+    """More settings of this command, by their names in the configuration."""
 
 
 def load_config(options: ChatOptions) -> Config:
@@ -56,7 +58,7 @@ def load_config(options: ChatOptions) -> Config:
         "limits.max_turns": options.max_turns,
         "system_prompt": options.system,
     }
-    return load({key: value for key, value in flags.items() if value is not None})
+    return load({**options.settings, **{key: value for key, value in flags.items() if value is not None}})
 
 
 def apply_template(options: ChatOptions) -> ChatOptions:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, refuse_key, stored_variables
 from hermes.config.option import Options, option
+
+if TYPE_CHECKING:
+    from hermes.config.load import Config
+    from hermes.core import JSON
 
 
 class AgentOptions(Options):
@@ -43,7 +49,7 @@ def agent(options: AgentOptions, as_json: bool) -> None:
     from hermes.config.load import load
     from hermes.config.providers import BUNDLED_PROVIDER
     from hermes.errors import HermesError, UsageError
-    from hermes.rl.config.base_model import allowed_models
+    from hermes.rl.config.base_model import allowed_models, models_named_in
     from hermes.rl.machine import missing_requirement
     from hermes.rl.tools import TOOLSET, register_tools
 
@@ -64,6 +70,7 @@ def agent(options: AgentOptions, as_json: bool) -> None:
         return
     if not options.task and not options.interactive:
         raise UsageError("no task", 'hermes rl "Train SmolLM2 on calculator"')
+    settings = _allow_named(config, models_named_in(options.task or ""))
     if options.base_url is None and (options.model or config.settings.model).startswith(
         f"{BUNDLED_PROVIDER}/"
     ):
@@ -76,6 +83,7 @@ def agent(options: AgentOptions, as_json: bool) -> None:
         toolsets=",".join((TOOLSET, *([options.toolsets] if options.toolsets else []))),
         max_turns=options.max_iterations,
         as_json=as_json,
+        settings=settings,
     )
     if options.interactive:
         from hermes.cli.chat.repl import run_repl
@@ -86,3 +94,29 @@ def agent(options: AgentOptions, as_json: bool) -> None:
     from hermes.cli.chat.query import run_query
 
     sys.exit(asyncio.run(run_query(options.task, chat)))
+
+
+def _allow_named(config: Config, named: tuple[str, ...]) -> Mapping[str, JSON]:
+    """Settings with which the agent may train the models that its task names, if the person agrees; it
+    trains the first one unless it chooses another. HermesError if this machine cannot train them.
+    """
+    from hermes.cli.question import confirm, has_person
+    from hermes.errors import HermesError
+    from hermes.rl.config.base_model import ForbiddenModelError, allowed_models
+    from hermes.rl.machine import missing_requirement
+
+    allowed = allowed_models(config.settings.rl)
+    others = [model for model in named if model not in allowed]
+    if not others:
+        return {}
+    missing = next(filter(None, (missing_requirement(config, model) for model in others)), None)
+    if missing is not None:
+        raise HermesError(missing.problem, missing.fix)
+    if not has_person():
+        forbidden = ForbiddenModelError(others[0], allowed)
+        click.echo(f"warning: {forbidden.message}; {forbidden.hint}", err=True)
+        return {}
+    listed = " and ".join(others)
+    if not confirm(f"The task names {listed}. May it train {listed}, beside {', '.join(allowed)}?", err=True):
+        return {}
+    return {"rl.model": named[0], "rl.models": [*named[1:], *allowed]}

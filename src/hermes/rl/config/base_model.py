@@ -6,6 +6,7 @@ model by unlocking the field. The recipe follows the chosen model's size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 BASE_MODEL = "tinker.base_model"
 _SHORT = "base_model"
+_WORDS = re.compile(r"[\w./-]*\w")
 
 
 class ForbiddenModelError(UsageError):
@@ -36,6 +38,16 @@ class ForbiddenModelError(UsageError):
 def allowed_models(settings: RlSettings) -> tuple[str, ...]:
     """The configured base model first."""
     return tuple(dict.fromkeys((settings.model, *settings.models)))
+
+
+def models_named_in(text: str) -> tuple[str, ...]:
+    """The models that a sentence names: known ones by their short names, others as ORG/NAME with a size."""
+    from hermes.rl.model_shape import HUB_NAMES
+    from hermes.training.schedule import parameters_of
+
+    words = (word.rstrip(".") for word in _WORDS.findall(text))
+    names = (HUB_NAMES.get(word.lower(), word) for word in words)
+    return tuple(dict.fromkeys(name for name in names if "/" in name and parameters_of(name) is not None))
 
 
 def chosen_model(settings: RlSettings, edits: Mapping[str, JSON]) -> str:
