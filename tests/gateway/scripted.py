@@ -41,6 +41,8 @@ class Reply:
     text: str = ""
     thinking: str = ""
     calls: tuple[Call, ...] = ()
+    order: tuple[str | Call, ...] = ()
+    """`text` and `calls`, which have ids, in the order of the answer's items; empty: the text comes first."""
     status: int = 200
     prompt_tokens: int = 100
     output_tokens: int = 7
@@ -56,6 +58,10 @@ class Reply:
     """The message of an error status."""
     pause_s: float = 0.0
     """Before each event, for benches."""
+
+    @property
+    def items(self) -> tuple[str | Call, ...]:
+        return self.order or (*((self.text,) if self.text else ()), *self.calls)
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,8 @@ class ScriptedProvider:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("content-length") or 0))
                 provider.requests.append(Heard("POST", self.path, self._headers(), body))
-                Exchange(provider, self, body).run()
+                packed = self.headers.get("content-encoding") == "gzip"
+                Exchange(provider, self, gzip.decompress(body) if packed else body).run()
 
             def _headers(self) -> dict[str, str]:
                 return {name.lower(): value for name, value in self.headers.items()}
@@ -306,25 +313,17 @@ def messages(body: Json, reply: Reply, number: int) -> tuple[Json, Events]:
         deltas.append({"type": "signature_delta", "signature": "c2ln"})
         blocks.append((start, deltas))
         content.append({"type": "thinking", "thinking": reply.thinking, "signature": "c2ln"})
-    if reply.text:
-        blocks.append(
-            (
-                {"type": "text", "text": ""},
-                [{"type": "text_delta", "text": word} for word in words(reply.text)],
-            )
-        )
-        content.append({"type": "text", "text": reply.text})
-    for index, call in enumerate(reply.calls):
-        start = {
-            "type": "tool_use",
-            "id": call.id or f"toolu_{number}_{index}",
-            "name": call.name,
-            "input": {},
-        }
-        parts = (call.arguments[:5], call.arguments[5:])
+    for item in reply.items:
+        if isinstance(item, str):
+            deltas = [{"type": "text_delta", "text": word} for word in words(item)]
+            blocks.append(({"type": "text", "text": ""}, deltas))
+            content.append({"type": "text", "text": item})
+            continue
+        start = {"type": "tool_use", "id": item.id, "name": item.name, "input": {}}
+        parts = (item.arguments[:5], item.arguments[5:])
         blocks.append((start, [{"type": "input_json_delta", "partial_json": part} for part in parts]))
         try:
-            content.append({**start, "input": json.loads(call.arguments)})
+            content.append({**start, "input": json.loads(item.arguments)})
         except ValueError:
             content.append(start)
     stop = "tool_use" if reply.calls else "end_turn"
@@ -355,26 +354,28 @@ def responses(body: Json, reply: Reply, number: int) -> tuple[Json, Events]:
     if reply.thinking:
         summary = [{"type": "summary_text", "text": reply.thinking}]
         output.append({"type": "reasoning", "id": f"rs_{number}", "summary": summary})
-    if reply.text:
-        parts = [{"type": "output_text", "text": reply.text, "annotations": []}]
-        item: Json = {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": parts}
-        output.append({**item, "status": "completed"})
-    for index, call in enumerate(reply.calls):
+    spaces = {
+        inner["name"]: tool["name"]
+        for tool in body.get("tools") or ()
+        if tool.get("type") == "namespace"
+        for inner in tool["tools"]
+    }
+    for index, piece in enumerate(reply.items):
+        if isinstance(piece, str):
+            parts = [{"type": "output_text", "text": piece, "annotations": []}]
+            item: Json = {"type": "message", "id": f"msg_{number}_{index}", "role": "assistant"}
+            output.append({**item, "content": parts, "status": "completed"})
+            continue
         item = {
             "type": "function_call",
             "id": f"fc_{number}_{index}",
-            "call_id": call.id or f"call_{number}_{index}",
-            "name": call.name,
-            "arguments": call.arguments,
+            "call_id": piece.id,
+            "name": piece.name,
+            "arguments": piece.arguments,
             "status": "completed",
         }
-        spaces = {
-            inner["name"]: tool["name"]
-            for tool in body.get("tools") or ()
-            if tool.get("type") == "namespace"
-            for inner in tool["tools"]
-        }
-        output.append({**item, **({"namespace": spaces[call.name]} if call.name in spaces else {})})
+        space = {"namespace": spaces[piece.name]} if piece.name in spaces else {}
+        output.append({**item, **space})
     whole = {
         "id": f"resp_{number}",
         "object": "response",
@@ -400,9 +401,10 @@ def responses(body: Json, reply: Reply, number: int) -> tuple[Json, Events]:
             event("response.output_item.added", output_index=index, item={**item, "content": []})
             part = {"type": "output_text", "text": "", "annotations": []}
             event("response.content_part.added", **place, content_index=0, part=part)
-            for word in words(reply.text):
+            text = item["content"][0]["text"]
+            for word in words(text):
                 event("response.output_text.delta", **place, content_index=0, delta=word)
-            event("response.output_text.done", **place, content_index=0, text=reply.text)
+            event("response.output_text.done", **place, content_index=0, text=text)
             event("response.content_part.done", **place, content_index=0, part=item["content"][0])
         elif item["type"] == "function_call":
             event("response.output_item.added", output_index=index, item={**item, "arguments": ""})

@@ -14,6 +14,7 @@ import asyncio
 import json
 import time
 import zlib
+from collections.abc import AsyncIterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -300,12 +301,9 @@ class Relay:
         await self._start(call, send, 200, [(b"content-type", b"text/event-stream")])
         broken = False
         try:
-            with closing(response):
-                async for chunk in response.body():
-                    call.first_byte_s = call.first_byte_s or time.perf_counter()
-                    call.received.append(chunk)
-                    if events := translation.feed(chunk):
-                        await self._write(send, events)
+            async for data in self._decoded(call, response):
+                if events := translation.feed(data):
+                    await self._write(send, events)
         except ProviderError:
             broken = True
         if broken or not translation.complete:
@@ -335,11 +333,17 @@ class Relay:
         await _respond(send, status, translate.error(call.protocol or Protocol.MESSAGES, status, data))
 
     async def _whole(self, call: _Call, response: HttpResponse) -> bytes:
+        return b"".join([data async for data in self._decoded(call, response)])
+
+    async def _decoded(self, call: _Call, response: HttpResponse) -> AsyncIterator[bytes]:
+        """The body for a translation: a provider may pack an answer that nobody asked it to pack."""
+        decoder = open_decoder(response.header(b"content-encoding") or "", _MOST_ANSWER_BYTES)
         with closing(response):
             async for chunk in response.body():
                 call.first_byte_s = call.first_byte_s or time.perf_counter()
-                call.received.append(chunk)
-        return b"".join(call.received)
+                data = _decode(decoder, chunk)
+                call.received.append(data)
+                yield data
 
     async def _ask_chat(self, call: _Call, scope: Scope, body: JSONObject) -> HttpResponse:
         """A request of our own: of the client's headers only its key goes along."""
@@ -351,7 +355,7 @@ class Relay:
         names = {name for name, _ in headers}
         if b"authorization" not in names and (key := call.headers.get("x-api-key")):
             headers.append((b"authorization", f"Bearer {key}".encode()))
-        headers.append((b"content-type", b"application/json"))
+        headers += [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
         plain = {**scope, "headers": headers, "query_string": b""}
         url = f"{call.upstream.base_url}/chat/completions"
         return await self._ask(call, plain, url, json.dumps(body).encode(), "POST")

@@ -137,7 +137,8 @@ def records(
             parent, relation = earlier[-1].partition(_PRIOR)[0], Relation.CONTINUED
             chain = replace(chain, parent=parent, relation=relation)
         elif chain.parent is not None:
-            chain = replace(chain, parent=places[chain.parent])
+            fork_of, stored, _ = (chain.fork_of or "").partition(_PRIOR)
+            chain = replace(chain, parent=fork_of if stored else places[chain.parent])
         if not calls:
             yield _unanswered(
                 chain, [_read(recording.call_at(offsets[chain.failed[0]]))], failed, group, session

@@ -65,6 +65,8 @@ class Chain:
     """A title, a summary: without tools beside calls that have them."""
     thread: str = ""
     tools: bool = True
+    fork_of: str | None = None
+    """The call whose history and answer it begins with, if it comes from its parent by that."""
     calls: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     """Attempts after the last answer that nothing repeated."""
@@ -132,11 +134,9 @@ class _Builder:
         kept_by_client = call.complete or extend(here, call.answer) in self._continued
         anchor = self._anchor(call)
         chain = self._chain_of[anchor] if anchor else None
-        if kept_by_client or not repeats:
-            if chain is None or not self._continues(call, chain, anchor):
-                chain = self._branch(call, chain)
-        else:
-            chain = self._branch(call, chain)
+        is_leaf = repeats and not kept_by_client
+        if is_leaf or chain is None or not self._continues(call, chain, anchor):
+            chain = self._branch(call, anchor)
         chain.calls.append(call.id)
         self._register(call, chain)
 
@@ -164,9 +164,10 @@ class _Builder:
     def _continues(self, call: PlacedCall, chain: Chain, anchor: str | None) -> bool:
         return chain.calls[-1] == anchor and chain.thread == call.thread and chain.tools == call.tools
 
-    def _branch(self, call: PlacedCall, shared: Chain | None) -> Chain:
-        """A new chain; `shared`: the one whose beginning is its own."""
+    def _branch(self, call: PlacedCall, anchor: str | None) -> Chain:
+        """A new chain; `anchor`: the call whose history and answer it begins with."""
         side = self._side_calls and not call.tools
+        shared = self._chain_of[anchor] if anchor else None
         parent, relation = self._origin(call, shared)
         if side:
             parent, relation = parent or self._main(call), Relation.SIDE
@@ -177,6 +178,7 @@ class _Builder:
             side,
             call.thread,
             call.tools,
+            anchor if shared is not None and parent is shared else None,
         )
         self.chains[call.id] = chain
         return chain
@@ -194,11 +196,9 @@ class _Builder:
 
     def _origin(self, call: PlacedCall, shared: Chain | None) -> tuple[Chain | None, Relation | None]:
         issuer = self._delegations.get(call.opening.strip())
-        if issuer is not None:
-            return self._chain_of[issuer], Relation.DELEGATE
         parent_chain = self._threads.get(call.parent_thread) if call.parent_thread is not None else None
         if parent_chain is not None and call.thread not in self._threads:
-            return parent_chain, Relation.DELEGATE
+            return self._chain_of[issuer] if issuer else parent_chain, Relation.DELEGATE
         if shared is not None:
             return shared, Relation.CONTINUED
         for path in reversed(self._paths[call.id][1:]):
@@ -208,6 +208,8 @@ class _Builder:
                 if repeated and self._calls[earlier].complete:
                     break  # a twin: nothing says that it is more
                 return self._chain_of[earlier], Relation.RETRY if repeated else Relation.CONTINUED
+        if issuer is not None:
+            return self._chain_of[issuer], Relation.DELEGATE
         issuers = [self._issuers[call_id] for call_id in call.cited if call_id in self._issuers]
         if issuers:
             return self._chain_of[max(issuers)], Relation.CONTINUED

@@ -27,6 +27,13 @@ def as_objects(value: JSON) -> list[JSONObject]:
     return [item for item in as_list(value) if isinstance(item, dict)]
 
 
+def as_parts(value: JSON) -> list[JSONObject]:
+    """The parts of a message's content, which may be a text, or a list in which texts stand between parts."""
+    items = value if isinstance(value, list) else [value]
+    parts = [{"type": "text", "text": item} if isinstance(item, str) else item for item in items]
+    return [part for part in parts if isinstance(part, dict)]
+
+
 def finite(value: JSONObject) -> JSONObject:
     """The same with null for NaN and infinities, which some servers send and JSON does not allow."""
     try:

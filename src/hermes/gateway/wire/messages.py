@@ -18,7 +18,7 @@ from hermes.gateway.wire.base import (
     texts,
     tool_call,
 )
-from hermes.models.fields import as_count, as_list, as_object, as_objects, as_text
+from hermes.models.fields import as_count, as_list, as_object, as_objects, as_parts, as_text
 
 _ERRORS = {
     400: "invalid_request_error",
@@ -58,17 +58,13 @@ def read_request(body: JSONObject) -> Request:
     return Request(pair_results(joined(messages)), tuple(tools), sampling, model, frozenset(failed))
 
 
-def _blocks(content: JSON) -> list[JSONObject]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else as_objects(content)
-
-
 def _system(value: JSON) -> str:
-    parts = [BILLING_LINE.sub("", as_text(block.get("text"))) for block in _blocks(value)]
+    parts = [BILLING_LINE.sub("", as_text(block.get("text"))) for block in as_parts(value)]
     return "\n".join(part for part in parts if part)
 
 
 def _messages(item: JSONObject, failed: set[str]) -> list[Message]:
-    role, blocks = as_text(item.get("role")), _blocks(item.get("content"))
+    role, blocks = as_text(item.get("role")), as_parts(item.get("content"))
     if role == "assistant":
         return [_assistant(blocks)]
     if role == "system":
@@ -79,7 +75,7 @@ def _messages(item: JSONObject, failed: set[str]) -> list[Message]:
             call_id = as_text(block.get("tool_use_id"))
             if block.get("is_error"):
                 failed.add(call_id)
-            text, images = _shown(_blocks(block.get("content")))
+            text, images = _shown(as_parts(block.get("content")))
             results.append(Message(Role.TOOL, text, tool_call_id=call_id, images=images))
     rest = [block for block in blocks if not as_text(block.get("type")).endswith("tool_result")]
     text, images = _shown(rest)

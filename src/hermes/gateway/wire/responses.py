@@ -8,7 +8,7 @@ from hermes.core import JSON, JSONObject, Message, Role, Sampling, ToolCall, Usa
 from hermes.core.message import pair_results
 from hermes.gateway.wire import chat
 from hermes.gateway.wire.base import Answer, Request, count, joined, number, schema, tool_call
-from hermes.models.fields import as_count, as_list, as_object, as_objects, as_text
+from hermes.models.fields import as_count, as_list, as_object, as_objects, as_parts, as_text
 from hermes.models.usage import read_usage
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
@@ -20,8 +20,9 @@ def read_request(body: JSONObject) -> Request:
     if instructions := as_text(body.get("instructions")):
         messages.append(Message.system(instructions))
     value = body.get("input")
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else as_objects(value)
-    messages += [message for item in items if (message := _message(item)) is not None]
+    for item in value if isinstance(value, list) else [value]:
+        message = _message({"role": "user", "content": item} if isinstance(item, str) else as_object(item))
+        messages += [message] if message else []
     sampling = Sampling(
         temperature=number(body.get("temperature")),
         top_p=number(body.get("top_p")),
@@ -74,9 +75,7 @@ def _message(item: JSONObject) -> Message | None:
 
 def _content(value: JSON, between: str = "") -> tuple[str, tuple[str, ...]]:
     """The text and the images of a message's parts."""
-    if isinstance(value, str):
-        return value, ()
-    parts = as_objects(value)
+    parts = as_parts(value)
     written = [as_text(part.get("text")) or as_text(part.get("refusal")) for part in parts]
     text = between.join(filter(None, written))
     images = [part["image_url"] for part in parts if isinstance(part.get("image_url"), str)]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from hermes.core import JSON, JSONObject, Message, Role, Sampling, ToolCall
 from hermes.core.message import hide_thinking
-from hermes.models.fields import as_object, as_objects, as_text
+from hermes.models.fields import as_object, as_objects, as_parts, as_text
 
 if TYPE_CHECKING:
     from hermes.models.base import ChatRequest
@@ -156,10 +156,9 @@ def _read_call(item: JSONObject) -> ToolCall:
 
 def read_content(value: JSON) -> tuple[str, str | None]:
     """Text and thinking of a content field, which some servers send as a list of typed parts."""
-    if not isinstance(value, list):
-        return as_text(value), None
-    parts = as_objects(value)
-    text = "".join(as_text(part.get("text")) for part in parts if part.get("type") == "text")
+    parts = as_parts(value)
+    texts = [part.get("text") for part in parts if as_text(part.get("type")).endswith("text")]
+    text = "".join(map(as_text, texts))
     thinking = [read_content(part.get("thinking")) for part in parts if part.get("type") == "thinking"]
     return text, "".join(piece for piece, _ in thinking) or None
 
