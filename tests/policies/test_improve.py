@@ -16,7 +16,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hermes.core import Message
-from hermes.data.preference.pairs import PreferencePair
+from hermes.data.preference.pairs import PreferencePair, PreferenceSource
 from hermes.data.preference.rows import RatedSpan
 from hermes.errors import UsageError
 from hermes.policies.improve import should_promote
@@ -28,6 +28,7 @@ from hermes.policies.rows import (
     choose_method,
     gather_rows,
     held_out_comparisons,
+    ratings_needed,
     split_watched,
 )
 from hermes.policies.scoring import ComparisonGain
@@ -36,6 +37,7 @@ from hermes.serving.fetch import fetch_json
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes
+from tests.cli.terminal import hermes_terminal
 from tests.engine.http.engine_process import launch, make_tiny
 from tests.policies.rated_store import write_rated_store
 from tests.waiting import wait_until
@@ -221,7 +223,8 @@ def test_watching_waits_for_ratings_and_says_what_is_missing(tmp_path: Path) -> 
             assert watcher.stdout is not None
             assert watcher.stdout.readline().startswith("2 of 4 new ratings; waiting for more")
             write_rated_store(tmp_path, 2, seed=1)
-            assert "there is too little to learn from" in watcher.stdout.readline()
+            line = watcher.stdout.readline()
+            assert "there is too little to learn from" in line and "more bad answers, or" in line
             assert re.match(r"\d of \d+ new ratings; waiting for more", watcher.stdout.readline())
         finally:
             watcher.kill()
@@ -289,6 +292,12 @@ def span(number: int, desirable: bool | None, task: str | None = None) -> RatedS
     return RatedSpan(*messages, score, desirable, f"T{number:03}", None, task or str(number))
 
 
+def pair(number: int) -> PreferencePair:
+    question, good, bad = Message.user(f"q{number}"), Message.assistant("a"), Message.assistant("b")
+    ids = (f"T{number:03}", f"U{number:03}")
+    return PreferencePair((question,), (good,), (bad,), *ids, 1, PreferenceSource.RATING, 4.0, str(number))
+
+
 def test_the_method_is_chosen_by_how_much_there_is_and_said() -> None:
     rows = ImprovementRows(spans=[span(number, number % 2 == 0) for number in range(40)])
     method, reason = choose_method(rows)
@@ -301,6 +310,42 @@ def test_the_method_is_chosen_by_how_much_there_is_and_said() -> None:
         choose_method(ImprovementRows())
     with pytest.raises(UsageError, match="too little to learn from: 0 pairs"):
         choose_method(ImprovementRows(held_out_spans=[span(0, True)]))
+
+
+def test_as_many_ratings_as_are_said_to_be_missing_are_enough(tmp_path: Path) -> None:
+    """Nearly: tasks are held out by their hash, and so a little more or less than the share of them."""
+    write_rated_store(tmp_path, 20)
+    with Reader(tmp_path / "hermes.db") as reader:
+        needed = ratings_needed(gather_rows(reader, 0, 0.3), 11, 0.3)
+    assert needed.pairs and not needed.enough
+    write_rated_store(tmp_path, 20 + needed.pairs, seed=1)
+    with Reader(tmp_path / "hermes.db") as reader:
+        rows = gather_rows(reader, 0, 0.3)
+    now = ratings_needed(rows, 11, 0.3)
+    assert now.enough and str(now) == "enough to improve"
+    assert choose_method(rows, needed=now)[0] is Method.DPO
+
+
+def test_single_verdicts_decide_where_too_few_pairs_are_held_out() -> None:
+    rows = ImprovementRows(
+        pairs=[pair(number) for number in range(20)],
+        spans=[span(number, number % 2 == 0) for number in range(40)],
+        held_out_spans=[span(number, number % 2 == 0) for number in range(22)],
+    )
+    assert choose_method(rows)[0] is Method.DPO
+    assert choose_method(rows, needed=ratings_needed(rows, 11, 0.3))[0] is Method.KTO
+
+
+def test_another_models_answers_are_learned_from_only_if_that_is_meant(tmp_path: Path) -> None:
+    write_rated_store(tmp_path, 64)
+    error, fix = failure(hermes(tmp_path, "improve"), 2)
+    assert "hermes/smollm2 learns from rated answers of test/model (" in error
+    assert "--base-model hermes/smollm2 if that is meant" in fix
+    with hermes_terminal(tmp_path, "improve") as terminal:
+        terminal.expect(r"which is another model. Train it\? \[y/N\]: ")
+        terminal.line("n")
+        assert terminal.wait() == 2
+    assert not PolicyRegistry(tmp_path).policies()
 
 
 def test_held_out_comparisons_share_no_task(tmp_path: Path) -> None:
@@ -336,6 +381,13 @@ def test_too_few_held_out_ratings_are_refused_before_anything_is_trained(tmp_pat
     write_rated_store(tmp_path, 24)
     error, fix = failure(hermes(tmp_path, "improve", "--eval-share", "0.1"), 2)
     assert "can never show" in error and "--error-rate" in fix
+    needed = re.search(r"about (\d+) more good and (\d+) more bad answers, or (\d+) more pairs", fix)
+    assert needed and "/retry" in fix
+    few = tmp_path / "few"
+    write_rated_store(few, 8)
+    stats = hermes(few, "rate", "stats").stdout
+    assert re.search(r"hermes improve: an improvement needs about \d+ more good", stats), stats
+    assert json.loads(hermes(few, "rate", "stats", "--json").stdout)["needed"]["pairs"] > 8
     empty = tmp_path / "empty"
     Writer(empty / "hermes.db").close()
     error, _ = failure(hermes(empty, "improve"), 2)

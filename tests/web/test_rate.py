@@ -134,6 +134,7 @@ def test_what_the_ratings_yield_is_counted(rated_site: WebSite) -> None:
         form = event(number, mode="pair", decision="left", trajectory=item["trajectory"], other=item["other"])
         rated_site.post("/rate", form, SCRIPT)
     text = rated_site.get("/rate/rows", SCRIPT).text
+    assert "hermes improve: an improvement needs about " in text
     assert re.search(r'<dt>DPO</dt><dd class="num">6</dd>', text)
     assert "chosen" in text and "rejected" in text
     assert re.search(r">PRM</dt><dd class=\"num\">0</dd>", text)

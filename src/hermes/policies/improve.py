@@ -12,7 +12,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,9 +36,12 @@ from hermes.policies.rows import (
     HeldOutComparison,
     ImprovementRows,
     Method,
+    RatingsNeeded,
+    answer_models,
     choose_method,
     gather_rows,
     held_out_comparisons,
+    ratings_needed,
     split_watched,
 )
 from hermes.policies.scoring import ComparisonGain, compare_likelihoods
@@ -101,9 +105,14 @@ class Improvement:
     promoted: bool
     sentence: str
     report: Path
+    models: Collection[str] = ()
+    """Whose answers it was learned from."""
 
 
 Progress = Callable[[str], None]
+Agree = Callable[[str, str], None]
+"""Asks whether a base model is to learn from other models' answers: the fact, and the base model. It raises
+if not."""
 
 
 def new_ratings(config: Config) -> int:
@@ -113,8 +122,17 @@ def new_ratings(config: Config) -> int:
         return sum(rating.created_at_ms > last for rating in reader.all_ratings())
 
 
+def rating_progress(home: Path, reader: Reader) -> RatingsNeeded:
+    """How far the ratings are from what `hermes improve` needs, with its own defaults."""
+    settings, registry = ImproveSettings(), PolicyRegistry(home)
+    current = registry.current(settings.base_model)
+    error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
+    rows = gather_rows(reader, current.ratings_until_ms, settings.eval_share)
+    return ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
+
+
 def improve(
-    config: Config, settings: ImproveSettings, rater: AutoRater | None, progress: Progress
+    config: Config, settings: ImproveSettings, rater: AutoRater | None, progress: Progress, agree: Agree
 ) -> Improvement:
     """UsageError if there is too little to learn from, or too little held out to decide anything."""
     registry = PolicyRegistry(config.home)
@@ -129,10 +147,12 @@ def improve(
         rows = gather_rows(
             reader, 0 if settings.everything else current.ratings_until_ms, settings.eval_share
         )
-    method, reason = choose_method(rows, settings.method)
     error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
+    needed = ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
+    method, reason = choose_method(rows, settings.method, needed)
     comparisons = held_out_comparisons(rows, method, settings.seed)
-    _check_decidable(comparisons, error_rate)
+    _check_decidable(comparisons, error_rate, needed)
+    _name_models(config, settings.base_model, answer_models(rows), agree, progress)
     progress(f"{reason}; {rows.groups}")
     policy_id = new_policy_id()
     folder = ensure_dir(registry.folder / policy_id)
@@ -157,7 +177,8 @@ def improve(
         )
         gains = _gains(config, settings, url, current, record, comparisons, folder)
         answers = _answers(config, settings, url, current, record, comparisons, rater, progress)
-    return _decide(registry, record, reason, rows, gains, answers, rater, error_rate, folder)
+    improvement = _decide(registry, record, reason, rows, gains, answers, rater, error_rate, folder)
+    return replace(improvement, models=tuple(answer_models(rows)))
 
 
 def run_stem(home: Path) -> str:
@@ -166,13 +187,33 @@ def run_stem(home: Path) -> str:
     return unused_name(time.strftime("improve-%m%d"), stems)
 
 
-def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float) -> None:
+def _name_models(
+    config: Config, base_model: str, models: Counter[str], agree: Agree, progress: Progress
+) -> None:
+    """Says whose answers are learned from. `agree` is asked if they are not the base model's own."""
+    from hermes.rl.weights.open import find_policy
+
+    def base_of(model: str) -> str:
+        try:
+            policy = find_policy(config, model)
+        except UsageError:  # a policy that is gone
+            return model
+        return model if policy is None else policy.base_model
+
+    names = ", ".join(f"{model or 'an unknown model'} ({count})" for model, count in models.most_common(5))
+    fact = f"{base_model} learns from rated answers of {names}"
+    if any(base_of(model) != base_model for model in models):
+        agree(fact, base_model)
+    progress(fact)
+
+
+def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float, needed: RatingsNeeded) -> None:
     least = fewest_wins(error_rate)
     if len(comparisons) < least:
         raise UsageError(
             f"{len(comparisons)} tasks with held-out ratings can never show that a policy is better:"
             f" at an error rate of {error_rate:.2g} it takes at least {least}",
-            "rate answers to more tasks, hold out more (--eval-share), or accept a higher --error-rate",
+            f"{needed}; or hold out more (--eval-share), or accept a higher --error-rate",
         )
 
 

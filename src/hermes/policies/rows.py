@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil
 
 from hermes.core import JSONObject, Message
 from hermes.data.export.split import NO_GROUPS, Side, TaskGroups, side_of, store_groups
@@ -116,30 +117,83 @@ def split_watched(
     return [pair for pair in pairs if pair.task not in tasks], watched
 
 
-def choose_method(rows: ImprovementRows, forced: Method | None = None) -> tuple[Method, str]:
-    """The method and the reason for it; UsageError if there is too little for any."""
+@dataclass(frozen=True, slots=True)
+class RatingsNeeded:
+    """About how many more ratings of other tasks an improvement needs: pairs, or good and bad answers."""
+
+    pairs: int
+    good: int
+    bad: int
+
+    @property
+    def enough(self) -> bool:
+        return self.pairs == 0 or self.good == self.bad == 0
+
+    def __str__(self) -> str:
+        if self.enough:
+            return "enough to improve"
+        singles = [
+            f"{count} more {word}" for word, count in (("good", self.good), ("bad", self.bad)) if count
+        ]
+        return (
+            f"an improvement needs about {' and '.join(singles)} answers, or {self.pairs} more pairs"
+            " (/retry in a chat answers again: rate both)"
+        )
+
+
+def ratings_needed(rows: ImprovementRows, least_comparisons: int, eval_share: float) -> RatingsNeeded:
+    """Of what is rated next, `eval_share` will be held out, and the rest trained on."""
+    comparisons = _single_verdicts(rows.held_out_spans)
+
+    def more(trained: int, least: int, held_out: int, decidable: bool) -> int:
+        missing = 0 if decidable else least_comparisons - held_out
+        return ceil(max(0.0, (least - trained) / (1 - eval_share), missing / eval_share))
+
+    def single(desirable: bool, trained: int) -> int:
+        held_out = {span.task for span in rows.held_out_spans if span.desirable is desirable}
+        return more(trained, MIN_EACH_CLASS, len(held_out), len(comparisons) >= least_comparisons)
+
+    held_out_pairs = len(_pairs(rows.held_out_pairs))
+    pairs = more(len(rows.pairs), MIN_PAIRS, held_out_pairs, held_out_pairs >= least_comparisons)
+    return RatingsNeeded(pairs, single(True, rows.good), single(False, rows.bad))
+
+
+def answer_models(rows: ImprovementRows) -> Counter[str]:
+    """Whose answers are learned from: model → rated answers."""
+    models = Counter(span.model for span in rows.spans)
+    for pair in rows.pairs:
+        models.update((pair.chosen_model, pair.rejected_model))
+    return models
+
+
+def choose_method(
+    rows: ImprovementRows, forced: Method | None = None, needed: RatingsNeeded | None = None
+) -> tuple[Method, str]:
+    """The method and the reason for it; UsageError if there is too little for any, with what is `needed`."""
     enough_pairs = len(rows.pairs) >= MIN_PAIRS
     enough_spans = min(rows.good, rows.bad) >= MIN_EACH_CLASS
     counts = f"{len(rows.pairs)} pairs, {rows.good} good and {rows.bad} bad answers to train on"
     if forced is not None:
         if not (enough_spans if forced is Method.KTO else enough_pairs):
-            raise UsageError(f"there is too little for {forced.value}: {counts}", _needs())
+            raise UsageError(f"there is too little for {forced.value}: {counts}", _needs(needed))
         return forced, f"{forced.value}, as asked: {counts}"
     if len(rows.pairs) >= RLHF_PAIRS:
         return Method.RLHF, f"rlhf: {counts}, enough for a reward model ({RLHF_PAIRS} pairs)"
-    if enough_pairs:
+    if enough_pairs and not (needed and needed.pairs and needed.enough):  # else single verdicts decide
         return Method.DPO, f"dpo: {counts}; too few for a reward model, which needs {RLHF_PAIRS} pairs"
     if enough_spans:
-        return Method.KTO, f"kto: {counts}; too few pairs for dpo, which needs {MIN_PAIRS}"
+        return Method.KTO, f"kto: {counts}; too few pairs for dpo, which needs {MIN_PAIRS}, and more held out"
     if not (rows.spans or rows.pairs or rows.held_out_spans or rows.held_out_pairs):
         raise UsageError("there are no new ratings to learn from", "rate something: hermes rate queue")
     if rows.spans and 0 in (rows.good, rows.bad):
         missing = "bad" if rows.bad == 0 else "good"
-        raise UsageError(f"there is no {missing} answer among {counts}", _needs())
-    raise UsageError(f"there is too little to learn from: {counts}", _needs())
+        raise UsageError(f"there is no {missing} answer among {counts}", _needs(needed))
+    raise UsageError(f"there is too little to learn from: {counts}", _needs(needed))
 
 
-def _needs() -> str:
+def _needs(needed: RatingsNeeded | None) -> str:
+    if needed is not None and not needed.enough:
+        return f"{needed}; rate more: hermes rate queue"
     return (
         f"{MIN_PAIRS} pairs, or {MIN_EACH_CLASS} good and {MIN_EACH_CLASS} bad answers, are the least;"
         " rate more: hermes rate queue"

@@ -15,9 +15,13 @@ from hermes.config.option import option
 from hermes.policies.improve import ImproveSettings, improve, new_ratings
 
 if TYPE_CHECKING:
-    from hermes.policies.improve import Improvement
+    from hermes.policies.improve import Agree, Improvement
 
 _POLL_S = 3.0
+_OLLAMA = (
+    "ollama  hermes rl weights {run} --format gguf --output {run}.gguf && "
+    "echo 'FROM ./{run}.gguf' > Modelfile && ollama create {run} && hermes --model ollama/{run}"
+)
 
 
 class ImproveOptions(ImproveSettings):
@@ -40,13 +44,34 @@ def improve_policy(options: ImproveOptions, as_json: bool) -> None:
     """
     device = DeviceChoice().convert(options.device, None, click.get_current_context())
     options = options.model_copy(update={"device": device})
+    base = click.get_current_context().get_parameter_source("base_model")
+    agree = _AgreeOnce(already=base is click.core.ParameterSource.COMMANDLINE)
     if options.watch:
-        _watch(options, as_json)
+        _watch(options, agree, as_json)
     else:
-        _improve_once(options, as_json)
+        _improve_once(options, agree, as_json)
 
 
-def _improve_once(options: ImproveOptions, as_json: bool) -> Improvement:
+class _AgreeOnce:
+    """Asks whether one model is to learn from another's answers, unless the person named it or has agreed."""
+
+    def __init__(self, *, already: bool) -> None:
+        self._agreed = already
+
+    def __call__(self, fact: str, base_model: str) -> None:
+        from hermes.cli.question import confirm
+        from hermes.errors import UsageError
+
+        self._agreed = self._agreed or confirm(f"{fact}, which is another model. Train it?", err=True)
+        if not self._agreed:
+            raise UsageError(
+                f"{fact}, which is another model",
+                f"--base-model {base_model} if that is meant, or --base-model with the one that answered "
+                "(a hub name or a folder)",
+            )
+
+
+def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Improvement:
     from hermes.cli.rating.auto import open_rater
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.config.load import load
@@ -66,7 +91,7 @@ def _improve_once(options: ImproveOptions, as_json: bool) -> Improvement:
         progress.wait_for("reading the ratings")
         rater, model = open_rater(config, options.model_dump(), reader) if raters else (None, None)
         try:
-            result = improve(config, options, rater, progress)
+            result = improve(config, options, rater, progress, agree)
         finally:
             if model is not None:
                 asyncio.run(model.close())
@@ -77,10 +102,15 @@ def _improve_once(options: ImproveOptions, as_json: bool) -> Improvement:
     else:
         click.echo(result.sentence)
         click.echo(f"report  {result.report}")
+        if result.promoted:
+            click.echo("talk    hermes --model policy")
+            if any(model.startswith("ollama/") for model in result.models):
+                run = result.record.run_id
+                click.echo(_OLLAMA.format(run=run))
     return result
 
 
-def _watch(options: ImproveOptions, as_json: bool) -> None:
+def _watch(options: ImproveOptions, agree: Agree, as_json: bool) -> None:
     """Improves until Ctrl-C. A run that has too little to learn from waits for more."""
     from hermes.config.load import load
     from hermes.errors import UsageError
@@ -90,9 +120,9 @@ def _watch(options: ImproveOptions, as_json: bool) -> None:
         count = new_ratings(config)
         if count >= needed:
             try:
-                _improve_once(options, as_json)
+                _improve_once(options, agree, as_json)
             except UsageError as error:
-                click.echo(error.message, err=as_json)
+                click.echo(f"{error.message}: {error.hint}", err=as_json)
                 needed = count + options.min_new
             else:
                 needed = options.min_new

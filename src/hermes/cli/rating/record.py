@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -123,12 +124,16 @@ def describe(rating: Rating) -> str:
 
 
 def print_stats(queue: str | None, as_json: bool) -> None:
-    with Reader(db_path(load().home)) as reader:
+    from hermes.policies.improve import rating_progress
+
+    config = load()
+    with Reader(db_path(config.home)) as reader:
         if queue is not None:
             reader.queue_settings(queue)
         ratings = reader.all_ratings() if queue is None else reader.queue_ratings(queue)
         report = agreement.report(ratings)
         rows = read_rows(reader, origins=_EVIDENCE)
+        needed = rating_progress(config.home, reader)
     counts = {
         "pairs": len(rows.pairs),
         "good": sum(span.desirable is True for span in rows.spans),
@@ -138,7 +143,11 @@ def print_stats(queue: str | None, as_json: bool) -> None:
         from hermes.ratings.http import agreement_json
 
         left_out = dict(rows.left_out)
-        click.echo(json.dumps({**agreement_json(report), "rows": counts, "left_out": left_out}))
+        click.echo(
+            json.dumps(
+                {**agreement_json(report), "rows": counts, "left_out": left_out, "needed": asdict(needed)}
+            )
+        )
         return
     if not report.raters:
         click.echo("nothing is rated yet; hermes rate last good, or hermes rate queue")
@@ -146,6 +155,7 @@ def print_stats(queue: str | None, as_json: bool) -> None:
     click.echo(_raters(report))
     click.echo(_agreement(report))
     click.echo(_rows(rows, counts))
+    click.echo(f"hermes improve: {needed}")
 
 
 def _raters(report: AgreementReport) -> str:

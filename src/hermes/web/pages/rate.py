@@ -124,7 +124,7 @@ def undo(request: WebRequest) -> Response:
 def rows(request: WebRequest) -> Response:
     """The rows that the ratings yield so far."""
     with request.context.reader() as reader:
-        yielded = request.context.yields.count(reader)
+        yielded = request.context.yields.count(reader, request.context.config().home)
     if not request.from_script:
         return request.page("rate_rows_page.html", {"yielded": yielded})
     return request.page("rate_rows.html", {"yielded": yielded})

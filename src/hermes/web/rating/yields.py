@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hermes.core import JSONObject, Message
 from hermes.core.rating import STEPWISE_KINDS
@@ -18,6 +19,8 @@ from hermes.data.formats.base import ToolCallStyle
 from hermes.data.formats.trl import write_stepwise
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import PreferenceRows, read_rows
+from hermes.policies.improve import rating_progress
+from hermes.policies.rows import RatingsNeeded
 from hermes.ratings.agreement import AgreementReport, report
 from hermes.store.browse.reader import BrowseReader
 
@@ -39,6 +42,8 @@ class RatingYield:
     """One preference pair, or one rated span."""
     agreement: AgreementReport | None = None
     """None: nothing is rated."""
+    needed: RatingsNeeded | None = None
+    """What `hermes improve` needs besides; None: nothing is rated."""
     current: bool = True
     """False: ratings were added since."""
 
@@ -50,7 +55,7 @@ class YieldCounter:
         self._counting = threading.Lock()
         self._last = RatingYield()
 
-    def count(self, reader: BrowseReader) -> RatingYield:
+    def count(self, reader: BrowseReader, home: Path) -> RatingYield:
         events = reader.rating_events()
         if events == self._last.events:
             return self._last
@@ -68,6 +73,7 @@ class YieldCounter:
                 left_out,
                 _preview(rows),
                 report(reader.all_ratings()),
+                rating_progress(home, reader),
             )
             return self._last
         finally:
