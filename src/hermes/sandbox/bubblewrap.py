@@ -174,7 +174,7 @@ class BubblewrapSandbox(IsolatedSandbox):
         env: Mapping[str, str] | None,
         max_output_bytes: int = DEFAULT_BYTES,
     ) -> Launch:
-        inner_env = {**environment(self._layout), **(env or {})}
+        inner_env = {**environment(self._layout), **self._workspace.variables, **(env or {})}
         shm_bytes = self._settings.memory_mb * _MEGABYTE
         wrapped = command_argv(
             self._bwrap,
@@ -185,6 +185,7 @@ class BubblewrapSandbox(IsolatedSandbox):
             shm_bytes=shm_bytes,
             filtered=bool(self._filter),
             read_only=self._repositories,
+            mounts=self._workspace.mounts,
         )
         limits = [*self._rlimits, ("RLIMIT_FSIZE", 0, 0)] if self._disk.is_full else self._rlimits
         return Launch(wrapped, command, "/", {}, limits, max_output_bytes, self._filter)
@@ -277,6 +278,7 @@ def _outer_argv(
         tmp_bytes=tmp_bytes,
         files=files,
         drop_to=drop_to,
+        mounts=workspace.mounts,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes.sandbox.guards.bare_python import bare_python
-from hermes.sandbox.workspace import WORKSPACE
+from hermes.sandbox.workspace import WORKSPACE, Mount
 
 HOSTNAME = "sandbox"
 INNER_ID = 1000
@@ -124,6 +124,7 @@ def outer_argv(
     tmp_bytes: int,
     files: Mapping[str, int],
     drop_to: tuple[int, int] | None,
+    mounts: Sequence[Mount] = (),
 ) -> list[str]:
     """A command prefix that creates the outer sandbox. `files` are the layout's, as open descriptors.
 
@@ -140,20 +141,29 @@ def outer_argv(
         "--unshare-uts",
     ]
     namespaces += [] if shares_network else ["--unshare-net"]
-    mounts = _mounts(bwrap, layout, workspace, tmp_bytes, files)
+    tree = _mounts(bwrap, layout, workspace, tmp_bytes, files, mounts)
     start = [bwrap.program, "--die-with-parent"]
     if drop_to is None:
-        return [*start, *namespaces, *mounts, "--"]
+        return [*start, *namespaces, *tree, "--"]
     user, group = map(str, drop_to)
     setpriv = ["/usr/bin/setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--"]
-    return [*start, *mounts, "--", *setpriv, *start, *namespaces, "--dev-bind", "/", "/", "--"]
+    return [*start, *tree, "--", *setpriv, *start, *namespaces, "--dev-bind", "/", "/", "--"]
 
 
 def _mounts(
-    bwrap: Bwrap, layout: MountLayout, workspace: Path, tmp_bytes: int, files: Mapping[str, int]
+    bwrap: Bwrap,
+    layout: MountLayout,
+    workspace: Path,
+    tmp_bytes: int,
+    files: Mapping[str, int],
+    mounts: Sequence[Mount],
 ) -> list[str]:
     # First, since this Python may be installed under /tmp and must stay visible.
     argv = ["--perms", "1777", *bwrap.if_supported("--size", str(tmp_bytes)), "--tmpfs", "/tmp"]
+    for parent in _parents([mount.target for mount in mounts]):
+        argv += ["--perms", "0755", "--dir", parent]
+    for mount in mounts:  # before the paths that are shown, which may lie in one
+        argv += ["--bind" if mount.writable else "--ro-bind", str(mount.source), mount.target]
     for parent in _parents((*layout.binds, *files)):
         argv += ["--perms", "0755", "--dir", parent]  # traversable for every user, not only the owner
     for path in layout.binds:
@@ -185,6 +195,7 @@ def command_argv(
     shm_bytes: int,
     filtered: bool = False,
     read_only: Sequence[str] = (),
+    mounts: Sequence[Mount] = (),
 ) -> list[str]:
     """Runs a program in its own namespaces inside the outer sandbox; start it with an empty environment.
 
@@ -203,6 +214,8 @@ def command_argv(
         wrap += ["--symlink", target, path]
     wrap += ["--seccomp", "3"] if filtered else []
     wrap += ["--bind", WORKSPACE, WORKSPACE, "--bind", "/tmp", "/tmp"]
+    for mount in mounts:
+        wrap += ["--bind" if mount.writable else "--ro-bind", mount.target, mount.target]
     for path in read_only:
         inside = posixpath.join(WORKSPACE, path)
         wrap += ["--ro-bind-try", inside, inside]

@@ -32,7 +32,7 @@ from hermes.sandbox.isolated import IsolatedSandbox
 from hermes.sandbox.network.plan import has_own_network
 from hermes.sandbox.process import DEFAULT_BYTES, Process
 from hermes.sandbox.supervisor import Launch, ProcessResult, SandboxSupervisor
-from hermes.sandbox.workspace import WORKSPACE, Workspace
+from hermes.sandbox.workspace import WORKSPACE, Mount, Workspace
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
@@ -88,6 +88,8 @@ class DockerSandbox(IsolatedSandbox):
             rootless=os.geteuid() != 0,
             read_only=self._repositories,
             shown_paths=self._workspace.shown_paths,
+            mounts=self._workspace.mounts,
+            variables=self._workspace.variables,
         )
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
@@ -347,6 +349,8 @@ def run_argv(
     rootless: bool,
     read_only: Sequence[str] = (),
     shown_paths: Sequence[str] = (),
+    mounts: Sequence[Mount] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Starts the container and stays attached to it. `rootless`: Hermes itself does not run as root.
 
@@ -367,6 +371,11 @@ def run_argv(
         argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
     for path in shown_paths:
         argv += ["--mount", f"type=bind,source={path},target={path},readonly"]
+    for mount in mounts:
+        read_only_flag = "" if mount.writable else ",readonly"
+        argv += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only_flag}"]
+    for variable, value in (variables or {}).items():
+        argv += ["--env", f"{variable}={value}"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]

@@ -30,7 +30,8 @@ class IsolatedSandbox(ABC):
         self._settings = settings
         self._workspace = workspace
         self._owner = workspace.owner
-        self._disk = DiskLimit(workspace.path, settings.disk_mb if workspace.fresh else None, self.kill_all)
+        limit_mb = settings.disk_mb if workspace.fresh else None
+        self._disk = DiskLimit(workspace.folder or workspace.path, limit_mb, self.kill_all)
         self._repositories = () if workspace.fresh else git_guard.repositories(workspace.path)
 
     async def read_file(self, path: str, max_bytes: int | None = None) -> bytes:

@@ -6,8 +6,9 @@ import logging
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.disk.files import make_private_dirs
@@ -24,12 +25,26 @@ users, below those that systems assign dynamically."""
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of this machine that an isolating sandbox has under a name of its own."""
+
+    source: Path
+    target: str
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     path: Path
     fresh: bool
     """True if it was created here and is removed at the end."""
     shown_paths: tuple[str, ...] = ()
     """What else of this machine an isolating sandbox shows, read-only and under the same name."""
+    mounts: tuple[Mount, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The environment of every command, beside what the sandbox sets."""
+    folder: Path | None = None
+    """What a fresh one is a part of: its size counts, and who made it gives it an owner and removes it."""
 
     @classmethod
     def existing(cls, path: Path) -> Workspace:
@@ -60,7 +75,7 @@ class Workspace:
 
     def drop_root(self) -> None:
         """Makes an unprivileged user the owner of a fresh workspace if Hermes is root."""
-        if self.fresh and os.geteuid() == 0:
+        if self.fresh and self.folder is None and os.geteuid() == 0:
             os.chown(self.path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
     def drop_set_uid(self) -> None:
@@ -78,5 +93,5 @@ class Workspace:
 
         Files that cannot be removed are left: a finished rollout must not fail because of them.
         """
-        if self.fresh and not remove_tree(self.path):
+        if self.fresh and self.folder is None and not remove_tree(self.path):
             logger.warning("the workspace %s could not be removed whole", self.path)
