@@ -111,6 +111,7 @@ def record(ctx: click.Context, options: RecordOptions) -> None:
 @click.pass_obj
 @stored_variables
 def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
+    import logging
     import secrets
     import tempfile
 
@@ -119,10 +120,12 @@ def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
     from hermes.gateway.presets import Target, prepare, preset_of
     from hermes.gateway.service import record_command
     from hermes.gateway.workspace import git_state
+    from hermes.safety.output.logs import log_to_stderr
 
     if options.install:
         _install(options, words)
         return
+    log_to_stderr(logging.WARNING)
     config = load()
     upstream = _upstream(config, options)
     preset = preset_of(words[0])

@@ -5,6 +5,9 @@ calls are lines of one append-only file; a future of `append` that resolved mean
 Files of one process lie in a folder that it has locked, so that the next one finds what a killed one left.
 `settle.py` turns a file into trajectories of the store, and only then is the file deleted.
 
+A line that cannot be read is left out and named (`Recording.damage`); the others count. Fields of later
+versions are left out.
+
 Known secrets and the client's own key are replaced before anything is written. Not promised: an index, or
 reading while the process still appends to a file (`rotate` closes it first).
 """
@@ -18,10 +21,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from hermes.core import JSONObject, content_hash, new_id
 from hermes.disk.appendlog import AppendLog, read_lines_at
@@ -35,6 +39,8 @@ _FASTEST = 1
 _PLAIN_BYTES = 1 << 19
 _LOCK = "lock"
 _SUFFIX = ".jsonl"
+_GROUP = b'{"group":'
+"""How the lines of a group's facts begin; every other line is a call."""
 
 
 class CallEnd(StrEnum):
@@ -206,43 +212,76 @@ class Recording:
     """A closed file of the journal."""
 
     path: Path
+    damage: dict[int, str] = field(default_factory=dict, compare=False)
+    """By the numbers of the lines that could not be read: why."""
 
     def group(self) -> Group:
         """The group with all facts that were noted."""
         merged = Group(self.path.stem)
-        for _, line in read_lines_at(self.path):
-            if line.startswith(b'{"group":'):
-                noted = Group(**json.loads(line)["group"])
+        for number, (_, line) in enumerate(read_lines_at(self.path), start=1):
+            if line.startswith(_GROUP) and isinstance(noted := self._read(number, line), Group):
                 merged = replace(noted, facts={**merged.facts, **noted.facts})
         return merged
 
     def calls(self) -> Iterator[tuple[int, RecordedCall]]:
         """Each call with its offset in the file, in the order in which they ended."""
-        for offset, line in read_lines_at(self.path):
-            if line.startswith(b'{"call":'):
-                yield offset, _read_call(line)
+        for number, (offset, line) in enumerate(read_lines_at(self.path), start=1):
+            if not line.startswith(_GROUP) and isinstance(call := self._read(number, line), RecordedCall):
+                yield offset, call
 
     def call_at(self, offset: int) -> RecordedCall:
         with self.path.open("rb") as file:
             file.seek(offset)
-            return _read_call(file.readline())
+            call = _parse_line(file.readline())
+        assert isinstance(call, RecordedCall), "its line was read before"
+        return call
 
     def delete(self) -> None:
         self.path.unlink(missing_ok=True)
 
+    def set_aside(self) -> Path:
+        """Keeps the file, beside the folders of processes, where nobody settles it again."""
+        return self.path.rename(self.path.parent.parent / f"{self.path.name}.damaged")
 
-def _read_call(line: bytes) -> RecordedCall:
-    data = json.loads(line)
-    fields = data["call"]
-    answered = fields.pop("answer_protocol")
-    fields |= {
-        "protocol": Protocol(fields["protocol"]),
-        "end": CallEnd(fields["end"]),
-        "answer_protocol": Protocol(answered) if answered else None,
-        "request": _unpack(data.get("request")),
-        "response": _unpack(data.get("response")),
-    }
-    return RecordedCall(**fields)
+    def _read(self, number: int, line: bytes) -> RecordedCall | Group | None:
+        try:
+            return _parse_line(line)
+        except _DamagedLineError as error:
+            self.damage[number] = str(error)
+            return None
+
+
+class _DamagedLineError(ValueError):
+    """The line is neither a call nor a group."""
+
+
+def _parse_line(line: bytes) -> RecordedCall | Group:
+    try:
+        data = json.loads(line)
+        if "group" in data:
+            group = Group(**_known(Group, data["group"]))
+            return replace(group, id=str(group.id), facts=dict(group.facts))
+        known = _known(RecordedCall, data["call"])
+        answered = known.pop("answer_protocol", None)
+        known |= {
+            "protocol": Protocol(known["protocol"]),
+            "end": CallEnd(known["end"]),
+            "answer_protocol": Protocol(answered) if answered else None,
+            "headers": {str(name): str(value) for name, value in known["headers"].items()},
+            "request": _unpack(data.get("request")),
+            "response": _unpack(data.get("response")),
+        }
+        call = RecordedCall(**known)
+        numbers = (call.started_at_ms, call.latency_ms, call.first_byte_ms or 0, call.status)
+        if not (all(isinstance(number, int | float) for number in numbers) and isinstance(call.id, str)):
+            raise TypeError("a number or a name has another type")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error) as error:
+        raise _DamagedLineError(f"{type(error).__name__}: {str(error)[:200]}") from error
+    return call
+
+
+def _known(kind: type[Group | RecordedCall], data: JSONObject) -> dict[str, Any]:
+    return {item.name: data[item.name] for item in fields(kind) if item.name in data}
 
 
 def abandoned(folder: Path) -> Iterator[tuple[Recording, ...]]:

@@ -8,6 +8,7 @@ reads every call for its place in the tree, the second has one trajectory in mem
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -45,6 +46,7 @@ from hermes.models.tokens.traces import read_trace
 from hermes.models.usage import cost_usd, reported_cost_usd
 from hermes.store import Filter, ModelInput, Reader, Record, Writer
 
+_log = logging.getLogger(__name__)
 PriceOf = Callable[[str], PriceSettings | None]
 _EARLIER = 50
 """Most trajectories of a session in which its continuation is looked for."""
@@ -88,7 +90,10 @@ class _ReadCall:
 
 
 def settle(recording: Recording, reader: Reader, writer: Writer, price_of: PriceOf) -> Settled:
-    """Stores what the recording has and deletes it; the result counts what was stored before as well."""
+    """Stores what the recording has and deletes it; the result counts what was stored before as well.
+
+    A file with lines that cannot be read is set aside instead, with a warning for each of them.
+    """
     settled = Settled()
     for record in records(recording, reader, price_of):
         trajectory = record.trajectory
@@ -103,7 +108,12 @@ def settle(recording: Recording, reader: Reader, writer: Writer, price_of: Price
             trajectory.usage,
             trajectory.cost_usd,
         )
-    recording.delete()
+    if recording.damage:
+        kept = recording.set_aside()
+        for number, why in sorted(recording.damage.items()):
+            _log.warning("%s, line %d cannot be read (%s); the rest was stored", kept, number, why)
+    else:
+        recording.delete()
     return settled
 
 

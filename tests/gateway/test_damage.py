@@ -1,0 +1,119 @@
+"""Recordings that are damaged, of another version or odd: what can be read is stored, the rest is named."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes.config.load import Config
+from hermes.core import StepKind
+from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall, Recording
+from hermes.gateway.service import Settling, recordings_dir
+from hermes.gateway.wire import Protocol
+from tests.gateway import client_requests
+from tests.gateway.conftest import stored
+from tests.gateway.requests import body_of
+from tests.gateway.scripted import Reply, chat, messages, responses
+from tests.gateway.test_command import hermes
+
+ANSWERS = {"chat": chat, "messages": messages, "responses": responses}
+ODD: list[Any] = [None, 7, "", [], {}, [None], {"a": 1}, "x", True, -1, 1e300, ["x"], [[]], "\ud800", "\0"]
+
+
+def recorded(name: str, protocol: str, body: Any, answer: Any) -> RecordedCall:
+    sent, received = json.dumps(body).encode(), json.dumps(answer).encode()
+    place = ("http://127.0.0.1:1/v1", "scripted", {"user-agent": "pi/1.0"})
+    return RecordedCall(
+        name, Protocol(protocol), 1_795_000_000_000, 5.0, 1.0, 200, CallEnd.COMPLETE, *place, sent, received
+    )
+
+
+def left_by_a_killed_process(config: Config, calls: list[RecordedCall]) -> Path:
+    """A recording that nobody has settled, in a folder that nobody holds."""
+    journal = Journal(recordings_dir(config), {})
+    journal.note(Group("key"))
+    for call in calls:
+        journal.append("key", call).result()
+    path = journal.rotate("key")
+    assert path is not None
+    journal.close()
+    return path
+
+
+def answers(config: Config) -> list[str]:
+    steps = [step for trajectory in stored(config) for step in trajectory.steps]
+    return sorted(step.message.content for step in steps if step.kind is StepKind.MODEL)
+
+
+def test_lines_that_cannot_be_read_are_named_and_the_others_are_stored(config: Config) -> None:
+    calls = []
+    for number in range(7):
+        body = body_of("chat", f"say {number}")
+        calls.append(recorded(f"c{number}", "chat", body, chat(body, Reply(f"said {number}"), number)[0]))
+    path = left_by_a_killed_process(config, calls)
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 8  # the first one has the facts of the group
+    lines[2] = lines[2][: len(lines[2]) // 2] + b"\n"
+    lines[4] = lines[4].replace(b'"protocol":"chat"', b'"protocol":"telepathy"')
+    lines[6] = (
+        json.dumps({**json.loads(lines[6]), "request": ["AAAA"]}, separators=(",", ":")).encode() + b"\n"
+    )
+    newer = json.loads(lines[7])
+    newer["call"]["from_the_future"] = newer["from_the_future"] = {"a": 1}
+    lines[7] = json.dumps(newer, separators=(",", ":")).encode() + b"\n"
+    lines.insert(5, b"\xff\xfe\x00 no text\n")
+    torn = lines[1][:100]  # the end of a write that was never acknowledged
+    path.write_bytes(b"".join([*lines, torn]))
+    done = hermes(config, config.home, "record", "--", "true")
+    assert done.returncode == 0, done.stderr
+    kept = recordings_dir(config) / f"{path.name}.damaged"
+    named = [line.partition(f"{kept}, line ")[2].partition(" ")[0] for line in done.stderr.splitlines()]
+    assert list(filter(None, named)) == ["3", "5", "6", "8"]
+    assert kept.read_bytes().startswith(b"".join(lines)) and not path.exists()
+    assert answers(config) == ["said 0", "said 2", "said 4", "said 6"]
+    again = hermes(config, config.home, "record", "--", "true")
+    assert "cannot be read" not in again.stderr and len(answers(config)) == 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_damage_ends_a_recording(config: Config, seed: int) -> None:
+    """Values of requests, answers and lines are replaced by others: every whole line has its place."""
+    draw = random.Random(seed)
+
+    def damage(value: Any) -> Any:
+        if draw.random() < 0.02:
+            return draw.choice(ODD)
+        if isinstance(value, dict):
+            return {name: damage(item) for name, item in value.items() if draw.random() > 0.01}
+        return [damage(item) for item in value] if isinstance(value, list) else value
+
+    calls = []
+    for name in sorted(path.stem for path in client_requests.FOLDER.glob("*.json")):
+        for number, exchange in enumerate(client_requests.read(name)):
+            protocol = next(word for word in ("messages", "responses", "chat") if word in exchange.path)
+            body = exchange.body if draw.random() < 0.3 else damage(exchange.body)
+            answer = damage(ANSWERS[protocol](exchange.body, exchange.reply, number)[0])
+            calls.append(recorded(f"{name}-{number}", protocol, body, answer))
+    path = left_by_a_killed_process(config, calls)
+    lines = path.read_bytes().splitlines()
+    for at in draw.sample(range(1, len(lines)), 4):
+        fields = json.loads(lines[at])
+        lines[at] = json.dumps(
+            {**fields, "call": damage(damage(fields["call"]))}, separators=(",", ":")
+        ).encode()
+    path.write_bytes(b"\n".join([*lines, b""]))
+    recording = Recording(path)
+    readable = {call.id for _, call in recording.calls()}
+    assert len(readable) + len(recording.damage) == len(calls)
+    Settling(config).recover()
+    trajectories = stored(config)
+    kept = sum(
+        trajectory.turns + len(trajectory.header.config.get("failures") or ()) for trajectory in trajectories
+    )
+    attempts = sum(step.call.attempts - 1 for one in trajectories for step in one.steps if step.call)
+    assert kept + attempts == len(readable)
+    assert not path.exists()
