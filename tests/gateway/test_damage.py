@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hermes.gateway.wire import Protocol
 from tests.gateway import client_requests
 from tests.gateway.conftest import stored
 from tests.gateway.requests import body_of
-from tests.gateway.scripted import Reply, chat, messages, responses
+from tests.gateway.scripted import Call, Reply, chat, messages, responses
 from tests.gateway.test_command import hermes
 
 ANSWERS = {"chat": chat, "messages": messages, "responses": responses}
@@ -117,3 +119,40 @@ def test_no_damage_ends_a_recording(config: Config, seed: int) -> None:
     attempts = sum(step.call.attempts - 1 for one in trajectories for step in one.steps if step.call)
     assert kept + attempts == len(readable)
     assert not path.exists()
+
+
+_SETTLED_IN_A_CHILD = r"""
+import re
+from hermes.config.load import load
+from hermes.gateway.service import Settling
+def most_kb():
+    return int(re.search(r"VmHWM:\s+(\d+)", open("/proc/self/status").read())[1])
+before = most_kb()
+assert Settling(load()).recover().calls
+print(most_kb() - before >> 10)
+"""
+
+
+@pytest.mark.parametrize(("turns", "most_mb"), [(150, 25), pytest.param(780, 150, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_with_a_session(config: Config, turns: int, most_mb: int) -> None:
+    """17 MB (500 MB) of requests, of which each has the history of the one before."""
+    journal = Journal(recordings_dir(config), {})
+    history: list[Any] = [{"role": "user", "content": "go on " * 300}]
+    size_bytes = 0
+    for number in range(turns):
+        body = {"model": "m", "messages": history, "tools": [{"name": "bash", "input_schema": {}}]}
+        reply = Reply(f"a{number}", calls=(Call("bash", "{}", f"t{number}"),))
+        whole = messages(body, reply, number)[0]
+        call = recorded(f"{number:05}", "messages", body, whole)
+        size_bytes += len(call.request)
+        journal.append("key", call).result()
+        history.append({"role": "assistant", "content": whole["content"]})
+        result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": f"{number} " * 400}
+        history.append({"role": "user", "content": [result]})
+    path = journal.rotate("key")
+    journal.close()
+    assert path is not None and size_bytes > turns * turns * 700
+    done = subprocess.run([sys.executable, "-c", _SETTLED_IN_A_CHILD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < most_mb
+    assert sum(trajectory.turns for trajectory in stored(config)) == turns

@@ -82,11 +82,7 @@ class _ReadCall:
     recorded: RecordedCall
     request: Request
     answer: Answer | None
-    body: JSONObject
-
-    @property
-    def identity(self) -> Identity:
-        return identify(self.recorded.headers, self.body)
+    identity: Identity
 
 
 def settle(recording: Recording, reader: Reader, writer: Writer, price_of: PriceOf) -> Settled:
@@ -139,7 +135,7 @@ def records(
         new_calls = [call for call in chain.calls if _PRIOR not in call]
         if not new_calls and not chain.failed:
             continue
-        calls = [_read(recording.call_at(offsets[call])) for call in new_calls]
+        calls = _read_chain(recording, [offsets[call] for call in new_calls])
         failed = [_read(recording.call_at(offsets[call])).recorded for call in chain.failed]
         attempts = {call: len(tree.attempts.get(call, ())) for call in new_calls}
         earlier = [call for call in chain.calls if _PRIOR in call]
@@ -191,7 +187,21 @@ def _read(recorded: RecordedCall) -> _ReadCall:
         and not (answer.message.content or answer.message.tool_calls)
     ):
         answer = None
-    return _ReadCall(recorded, request, answer, body)
+    return _ReadCall(recorded, request, answer, identify(recorded.headers, body))
+
+
+def _read_chain(recording: Recording, offsets: list[int]) -> list[_ReadCall]:
+    """The calls of a trajectory without their bytes; messages that several have are in memory once."""
+    calls: list[_ReadCall] = []
+    earlier: tuple[Message, ...] = ()
+    for offset in offsets:
+        call = _read(recording.call_at(offset))
+        messages = call.request.messages
+        known = [old if old == new else new for old, new in zip(earlier, messages, strict=False)]
+        earlier = (*known, *messages[len(known) :])
+        slim = replace(call.recorded, request=b"", response=b"")
+        calls.append(replace(call, recorded=slim, request=replace(call.request, messages=earlier)))
+    return calls
 
 
 def _json_object(data: bytes) -> JSONObject:
