@@ -22,6 +22,7 @@ from hermes.core import (
 )
 from hermes.data.diff import message_content
 from hermes.data.export.run import ExportPlan, preview
+from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.registry import FORMATS
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.preference.rows import RatedSpan, read_rows
@@ -107,8 +108,10 @@ def check_store(data: st.DataObject) -> None:
         by_id = {recorded.id: recorded for recorded in chosen}
         scores = expected_spans(chosen)
         with Reader(db) as reader:
-            rows = read_rows(reader)
-            unpaired, _ = preview(reader, ExportPlan(FORMATS["trl-unpaired"], Path("x.jsonl")), 1000)
+            mixed = TrajectorySelection(only_completed=False, machine_ratings=True)
+            rows = read_rows(reader, mixed)
+            plan = ExportPlan(FORMATS["trl-unpaired"], Path("x.jsonl"), replace(mixed, only_completed=True))
+            unpaired, _ = preview(reader, plan, 1000)
         assert len(rows.spans) == len(scores)
         for span in rows.spans:
             check_span(span, by_id[span.trajectory_id], scores)

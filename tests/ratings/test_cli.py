@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,7 +17,7 @@ from hermes.store import Reader, Writer
 from tests import records
 from tests.cli.process import failure, hermes
 from tests.cli.terminal import hermes_terminal
-from tests.fakes.provider import FakeProvider, text
+from tests.fakes.provider import FakeProvider, Reply, status, text
 
 ANN = ("--rater", "ann")
 
@@ -148,6 +150,62 @@ def test_machines_rate_as_machines_and_report_their_agreement(tmp_path: Path, id
     assert json.loads(done.stdout)["agreement"] == {"count": 3, "total": 3}
     with Reader(tmp_path / "hermes.db") as reader:
         assert [summary.rating for summary in reader.summaries()] == [5.0, 1.0, 5.0]  # the person's
+
+
+def settings(home: Path, provider: FakeProvider, rater: str) -> None:
+    fake = f"providers:\n  fake:\n    base_url: {provider.base_url}\nmodel: fake/model\n"
+    (home / "config.yaml").write_text(f"{fake}rating:\n  {rater}\n")
+
+
+def judged(request: dict[str, Any]) -> Reply:
+    key = re.search(r'"(score_[0-9a-f]+)"', request["messages"][0]["content"])
+    return text(f'{{"{key[1]}": 2, "reason": "curt"}}' if key else "Hello!")
+
+
+def test_the_settings_name_a_machine_that_rates_what_is_new(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say hello."}\n{"prompt": "Say good day."}\n')
+    arguments = ("--run-name", "r", "--output-dir", str(tmp_path / "data"), "--toolsets", "none")
+    with FakeProvider(judged) as provider:
+        settings(tmp_path, provider, "judge: fake/judge")
+        done = hermes(tmp_path, "-q", "Hello?", "--toolsets", "none")
+        assert done.stdout.strip() == "Hello!" and "judge:fake/judge rated 1" in done.stderr
+        with hermes_terminal(tmp_path, "--toolsets", "none") as terminal:
+            terminal.expect("Ctrl-D leaves")
+            terminal.line("Hello?")
+            terminal.expect("this turn")
+            terminal.line("/quit")
+            terminal.expect("judge:fake/judge rated 1")
+        batch = hermes(tmp_path, "batch", "--dataset-file", str(prompts), *arguments)
+        assert "judge:fake/judge rated 2" in batch.stderr
+        hermes(tmp_path, "-q", "Hello?", "--toolsets", "none", "--no-log")
+    assert [(event["source"], event["value"]) for event in events(tmp_path)] == [("judge", 2.0)] * 4
+    with FakeProvider([text("Hello!"), status(500)], loop=True) as provider:
+        settings(tmp_path, provider, "reward_model: http://127.0.0.1:9")
+        done = hermes(tmp_path, "-q", "Hello?", "--toolsets", "none")
+    assert done.returncode == 0 and done.stdout.strip() == "Hello!"
+    assert "not rated: the reward model at http://127.0.0.1:9 does not respond" in done.stderr
+
+
+def test_machines_are_not_mixed_with_people_unless_that_is_asked_for(tmp_path: Path, ids: list[str]) -> None:
+    with Writer(tmp_path / "hermes.db") as writer:
+        for trajectory_id in ids:
+            writer.add_reward(Reward(trajectory_id, 1.0, "length")).result()
+    hermes(tmp_path, "rate", "auto", "--reward", "length")
+
+    def rows(*flags: str) -> int:
+        file = tmp_path / "rows.jsonl"
+        arguments = ("--format", "trl-unpaired", "--output", str(file), *flags)
+        exported = hermes(tmp_path, "export", *arguments)
+        assert exported.returncode == 0, exported.stderr
+        return len(file.read_text().splitlines())
+
+    assert rows() == 3, "nobody has rated anything: machines count"
+    hermes(tmp_path, "rate", ids[1], "bad", *ANN)
+    assert rows() == 1 and rows("--machine-ratings") == 3
+    assert rows("--min-rating", "1") == 1, "the bound is on people's ratings, too"
+    stats = json.loads(hermes(tmp_path, "rate", "stats", "--json").stdout)
+    assert stats["rows"] == {"pairs": 0, "good": 0, "bad": 1}
 
 
 def test_a_judge_that_is_told_its_grade_is_not_believed(tmp_path: Path) -> None:

@@ -196,6 +196,20 @@ class MediaSettings(_Section):
     image_model: str | None = Field(default=None, description="provider/model that draws images")
 
 
+class RatingSettings(_Section):
+    """A machine that rates every new chat, query and batch run when it ends; name one, or none."""
+
+    judge: str | None = Field(default=None, description="chat model that is asked for 1 to 5")
+    reward: str | None = Field(default=None, description="reward function, as FILE.py:FUNCTION")
+    reward_model: str | None = Field(default=None, description="address of 'hermes reward serve'")
+    rubric: str | None = Field(default=None, description="what the judge is to look at")
+
+    @property
+    def raters(self) -> tuple[str, ...]:
+        """The fields that name a rater."""
+        return tuple(name for name in ("judge", "reward", "reward_model") if getattr(self, name))
+
+
 class McpServerSettings(_Section):
     command: str | None = Field(default=None, description="program of a stdio server")
     args: tuple[str, ...] = Field(default=(), description="arguments of the command")
@@ -314,6 +328,7 @@ class Settings(_Section):
     hub: HubSettings = HubSettings()
     memory: MemorySettings = MemorySettings()
     media: MediaSettings = MediaSettings()
+    rating: RatingSettings = RatingSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(
         default_factory=dict, description="MCP servers whose tools the agent may call"
     )

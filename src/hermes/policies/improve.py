@@ -57,7 +57,7 @@ from hermes.rl.supervise import ports
 from hermes.rl.supervise.process_group import ProcessGroup, sigterm_as_interrupt
 from hermes.serving.fetch import fetch_json
 from hermes.store import Reader
-from hermes.training.options import PolicyFields, RowLoopFields
+from hermes.training.options import PolicyFields, RatingFields, RowLoopFields
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.preference.prompts import pair_prompts
 
@@ -71,7 +71,7 @@ _ANSWERS_PER_PROMPT = 8
 _NO_RLHF = "--method dpo, which learns from pairs of any form"
 
 
-class ImproveSettings(RowLoopFields, PolicyFields):
+class ImproveSettings(RatingFields, RowLoopFields, PolicyFields):
     """The options of `hermes improve`, declared once (`config/option.py`)."""
 
     method: Method | None = option(None, "How to learn; chosen by the number of ratings if unset.")
@@ -144,9 +144,8 @@ def improve(
         )
     until_ms = now_ms()
     with Reader(db_path(config.home)) as reader:
-        rows = gather_rows(
-            reader, 0 if settings.everything else current.ratings_until_ms, settings.eval_share
-        )
+        since_ms = 0 if settings.everything else current.ratings_until_ms
+        rows = gather_rows(reader, since_ms, settings.eval_share, machines=settings.machine_ratings)
     error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
     needed = ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
     method, reason = choose_method(rows, settings.method, needed)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import ceil
 
 from hermes.core import JSONObject, Message
 from hermes.data.export.split import NO_GROUPS, Side, TaskGroups, side_of, store_groups
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
-from hermes.data.preference.rows import RatedSpan, read_rows
+from hermes.data.preference.rows import RATED, RatedSpan, read_rows
 from hermes.errors import UsageError
 from hermes.store import Reader
 
@@ -77,10 +77,13 @@ class ImprovementRows:
         return sum(span.desirable is False for span in self.spans)
 
 
-def gather_rows(reader: Reader, since_ms: int, eval_share: float) -> ImprovementRows:
-    """Rows with at least one rating that is newer than `since_ms`."""
+def gather_rows(
+    reader: Reader, since_ms: int, eval_share: float, *, machines: bool = False
+) -> ImprovementRows:
+    """Rows with at least one rating that is newer than `since_ms`; `machines`: theirs beside people's."""
     groups = store_groups(reader)
-    rows = read_rows(reader, origins=_ORIGINS, groups=groups)
+    selection = replace(RATED, machine_ratings=machines)
+    rows = read_rows(reader, selection, origins=_ORIGINS, groups=groups)
     fresh = {rating.id for rating in reader.all_ratings() if rating.created_at_ms > since_ms}
     split = ImprovementRows(left_out=rows.left_out, groups=groups)
     used: set[str] = set()

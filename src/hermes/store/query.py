@@ -91,6 +91,10 @@ class Filter:
     evidence: tuple[Evidence, ...] | None = None
     """At least one of these exists."""
 
+    @property
+    def bounds_rating(self) -> bool:
+        return self.min_rating is not None or self.max_rating is not None
+
     def where(self) -> tuple[str, list[JSON]]:
         """A SQL condition over trajectories `t` left-joined with outcomes `o`, and its parameters."""
         clauses: list[str] = []

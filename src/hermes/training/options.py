@@ -191,7 +191,13 @@ class TrainOptions(AdapterFields):
         return self.max_token_trainer_length or OFFLINE_TOKENS
 
 
-class OfflineOptions(RowLoopFields, TrainOptions):
+class RatingFields(Options):
+    machine_ratings: bool = option(
+        False, "Count ratings of machines, too, although people rated some of the selected trajectories."
+    )
+
+
+class OfflineOptions(RatingFields, RowLoopFields, TrainOptions):
     """The options that the trainers on stored rows share."""
 
     files: tuple[Path, ...] = option((), "", path="existing", argument=True)

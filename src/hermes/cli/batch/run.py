@@ -33,6 +33,7 @@ from hermes.models.open import choose_model
 from hermes.rl.weights.open import find_policy
 from hermes.rl.weights.serve import served
 from hermes.safety.text import printable
+from hermes.store import Filter
 
 _BAD_ROWS_SHOWN = 5
 
@@ -76,6 +77,10 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
             _report(folder, *end, as_json=as_json)
     assert end is not None
     result, summary = end
+    if config.settings.rating.raters:
+        from hermes.cli.rating.auto import rate_new
+
+        asyncio.run(rate_new(config, Filter(run_id=new_spec.name)))
     return 0 if result.complete and not _never_scored(summary) else 1
 
 

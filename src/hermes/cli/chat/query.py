@@ -35,6 +35,7 @@ from hermes.config.load import Config
 from hermes.config.paths import workspaces_dir
 from hermes.core import JSONObject, Sampling, Source, Step, StopReason
 from hermes.sandbox.workspace import Workspace
+from hermes.store import Filter
 
 _INTERRUPTED = 130
 
@@ -61,6 +62,10 @@ async def run_query(question: str, options: ChatOptions) -> int:
             screen.idle()
             await model.close()
     assert loop.outcome is not None
+    if config.settings.rating.raters and not options.no_log:
+        from hermes.cli.rating.auto import rate_new
+
+        await rate_new(config, Filter(ids=(loop.recorder.header.id,)))
     problem = _schema_problem(loop, schema)
     if options.as_json:
         click.echo(json.dumps(_report(loop, problem), ensure_ascii=False))

@@ -33,6 +33,7 @@ from hermes.config.load import Config
 from hermes.core import Step, StopReason, Usage
 from hermes.errors import HermesError
 from hermes.safety.text import printable
+from hermes.store import Filter
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -68,6 +69,10 @@ async def run_repl(options: ChatOptions) -> None:
         last = chat.loop.recorder
     if last.begun and not options.no_log:
         click.echo(click.style(f"recorded as {last.header.id}; 'hermes -c' continues it", dim=True))
+        if config.settings.rating.raters:
+            from hermes.cli.rating.auto import rate_new
+
+            await rate_new(config, Filter(session_id=last.header.session_id))
 
 
 async def _converse(session: ChatSession, screen: Screen, prompt: PromptSession[str]) -> None:

@@ -17,7 +17,7 @@ from hermes.data.formats.base import Thinking, ToolCallStyle
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.redaction.redact import RedactionLevel
 from hermes.errors import UsageError
-from hermes.training.options import PairFields
+from hermes.training.options import PairFields, RatingFields
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -31,7 +31,7 @@ _PREVIEW_ROWS = 3
 _SHOWN_CHARS = 4_000
 
 
-class ExportOptions(PairFields):
+class ExportOptions(RatingFields, PairFields):
     ids: tuple[str, ...] = option(
         (),
         "Only these trajectories: ids, their beginnings or ends, or 'last'.",
@@ -204,6 +204,7 @@ def _selection(options: ExportOptions, filters: FilterOptions, config: Config) -
         tuple(_rules(options)),
         not options.everything,
         options.compressed,
+        options.machine_ratings,
     )
 
 

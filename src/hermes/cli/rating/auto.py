@@ -29,6 +29,7 @@ from hermes.ratings.auto import (
     score_of,
 )
 from hermes.safety.author_import import witnessed
+from hermes.safety.text import printable
 from hermes.store import Filter, Reader
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def run_auto(filters: Filter, params: Mapping[str, Any]) -> None:
             "name one rater",
             "--reward NAME, --judge MODEL or --reward-model URL; see hermes rate auto --help",
         )
-    selection = TrajectorySelection(filters, only_completed=False)
+    selection = _selection(filters)
     with waiting("rating"), witnessed(f"{params[chosen[0]]} rated"):
         report, name = asyncio.run(_run(config, params, selection))
     with Reader(db_path(config.home)) as reader:
@@ -100,6 +101,26 @@ def run_auto(filters: Filter, params: Mapping[str, Any]) -> None:
             f"agreement with people: {share.value:.0%} of {share.total}"
             f" (95 % interval {low:.0%} to {high:.0%})"
         )
+
+
+def _selection(filters: Filter) -> TrajectorySelection:
+    return TrajectorySelection(filters, only_completed=False, machine_ratings=True)
+
+
+async def rate_new(config: Config, filters: Filter) -> None:
+    """Rates what a command has just recorded, by the rater of the settings. A failure is a note on standard
+    error: the command itself has succeeded."""
+    params = {**config.settings.rating.model_dump(), "limit": None}
+    chosen = config.settings.rating.raters
+    try:
+        if len(chosen) > 1:
+            raise UsageError(f"{' and '.join(f'rating.{name}' for name in chosen)} are set", "keep one")
+        report, name = await _run(config, params, _selection(filters))
+    except HermesError as error:
+        click.echo(f"not rated: {printable(error.message)}; {printable(error.hint)}", err=True)
+        return
+    left_out = "".join(f"; left out: {count} ({why})" for why, count in report.left_out.most_common())
+    click.echo(click.style(f"{name} rated {report.rated}{left_out}", dim=True), err=True)
 
 
 async def _run(

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -64,6 +64,8 @@ def _train_on_rows(
     with ProgressLines(to_stderr=as_json) as progress:
         progress.wait_for(doing)
         selection = None if options.files else filters.selection(only_completed=not options.everything)
+        if selection is not None:
+            selection = replace(selection, machine_ratings=options.machine_ratings)
         return run, train(Launch(config, run, progress, _stop_on_signals(run)), options, selection)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hermes.core import Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
+from hermes.core import RaterSource, Rating, Relation, Role, Step, StepKind, StopReason, Trajectory
 from hermes.core.model_call import INTERRUPTED
 from hermes.data.curate.base import Curation, Removal, Rule
 from hermes.data.example import Example, load, unseen_thinking
@@ -28,6 +28,8 @@ class TrajectorySelection:
     only_completed: bool = True
     compressed: bool = False
     """Take a trajectory's newest compressed version where it has one."""
+    machine_ratings: bool = False
+    """Count ratings of machines although people rated some of these trajectories."""
 
 
 EVERYTHING = TrajectorySelection()
@@ -58,6 +60,7 @@ def select(
     if not whole:
         reason = Exclusion("sample", "another attempt at the same sample of a batch run")
         excluded |= dict.fromkeys(reader.surplus_attempts(), reason)
+    people_only = not whole and not selection.machine_ratings and _people_rated(reader, selection.filters)
     for trajectory_id in reader.matching_ids(selection.filters):
         if trajectory_id in excluded:
             left_out.add(trajectory_id, *excluded[trajectory_id])
@@ -68,6 +71,9 @@ def select(
                 left_out.add(trajectory.header.id, "version", "a compressed version; --compressed takes it")
             continue
         example = load(reader, trajectory)
+        if people_only and (example := _of_people(example)).ratings == () and selection.filters.bounds_rating:
+            left_out.add(example.id, "rating", "rated by machines only; --machine-ratings takes it")
+            continue
         version = versions.get(example.id)
         if whole:
             example = replace(example, record=reader.record(trajectory))
@@ -90,6 +96,21 @@ def select(
         else:
             last = curation.removed[-1]
             left_out.add(last.id, last.rule, last.why, reason=last.rule)
+
+
+def _people_rated(reader: Reader, filters: Filter) -> bool:
+    """Whether a person rated any of these trajectories: then ratings of machines are not mixed in."""
+    rated: set[str | None] = set()
+    for rating in reader.all_ratings():
+        if rating.source is RaterSource.PERSON:
+            rated |= {rating.trajectory_id, rating.other_id}
+    return bool(rated) and any(trajectory_id in rated for trajectory_id in reader.matching_ids(filters))
+
+
+def _of_people(example: Example) -> Example:
+    """With the ratings of people alone."""
+    ratings = tuple(rating for rating in example.ratings if rating.source is RaterSource.PERSON)
+    return replace(example, ratings=ratings, rating=example.rating if ratings else None)
 
 
 class Exclusion(NamedTuple):
