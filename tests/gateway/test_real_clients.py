@@ -31,12 +31,20 @@ from tests.gateway.real_clients import (
     question_of,
     version_of,
 )
-from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider, texts
+from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider, last_user_text, texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHELLS = {"bash": "command", "exec_command": "cmd", "shell": "command"}
 SPAWNS = {"task": "prompt", "agent": "prompt", "spawn_agent": "message"}
 WITH_TOOLS = tuple(client for client in CLIENTS if client.name != "aider")
+COMPACTIONS = {
+    "claude-code": "by `/compact`",
+    "codex": "by the count of tokens",
+    "pi": "of a refused prompt",
+    "opencode": "of a refused prompt",
+}
+"""What makes it happen here."""
+SUMMARY = "A folder was looked at, and the small job goes on. JOB-compact"
 CUT_AFTER = {"messages": 4, "responses": 6, "chat": 3}
 BEGIN, END = "<!-- agents: written by tests/gateway/test_real_clients.py -->\n", "<!-- /agents -->\n"
 
@@ -59,6 +67,7 @@ class Script:
         self._client = client
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
+        self._compacts = self._compacted = False
 
     def __call__(self, body: Json) -> Reply:
         items = body.get("input") or body.get("messages") or []
@@ -70,6 +79,10 @@ class Script:
         )
         names = tool_names(body)
         shell = next((name for name in SHELLS if name in names), None)
+        self._compacts |= "compact" in jobs
+        if self._compacts and not self._compacted and "summar" in last_user_text(body).lower():
+            self._compacted = True
+            return Reply(SUMMARY, prompt_tokens=500)
         if not jobs or shell is None:
             return Reply("All done.", prompt_tokens=500)
         with self._lock:
@@ -79,7 +92,9 @@ class Script:
             return Reply(status=529 if self._client.protocol == "messages" else 503)
         if jobs[-1] == "cut" and number == 1:
             return Reply("I will look at it now.", cut_after=CUT_AFTER[self._client.protocol])
-        if results:
+        if jobs[-1] == "compact" and number == 2 and self._client.protocol == "chat":
+            return Reply(status=400, error="prompt is too long: 999999 tokens > 128000 maximum")
+        if results or (jobs[-1] == "compact" and number > 1):
             return self._end(names[shell], results)
         spawn = next((name for name in SPAWNS if name in names), None)
         if jobs[-1] == "agents" and spawn:
@@ -93,7 +108,8 @@ class Script:
         if jobs[-1] == "broken" and number == 1:
             oddly_spaced = f'{{"{SHELLS[shell]}": "echo hello", '
         command = Call(names[shell], oddly_spaced)
-        return Reply("I look.", calls=(command,) * (2 if jobs[-1] == "two" else 1))
+        full = {"prompt_tokens": 260_000} if jobs[-1] == "compact" and self._client.name == "codex" else {}
+        return Reply("I look.", calls=(command,) * (2 if jobs[-1] == "two" else 1), **full)
 
     def _end(self, shell: str, results: int) -> Reply:
         """mini-swe-agent has no answer without a call: it ends by a command."""
@@ -126,6 +142,7 @@ COLUMNS = {
     "broken": "broken arguments",
     "busy": "529",
     "cut": "cut stream",
+    "compact": "compaction",
     "own": "its own record",
 }
 
@@ -261,6 +278,33 @@ def test_a_cut_stream_is_recorded_as_cut(
     assert "I will look at it now.".startswith(cut.message.content.rstrip())
     repeated = any(step.message.content == "All done." for step in answers)
     seen[client.name]["cut"] = "asks again" if repeated else "takes the stump for an answer"
+
+
+@each(tuple(client for client in CLIENTS if client.name in COMPACTIONS))
+def test_after_a_compaction_a_trajectory_of_its_own_goes_on(
+    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+) -> None:
+    prompts = [("Please work. JOB-compact",)]
+    if client.name == "claude-code":
+        prompts += [("/compact", "-c"), ("Go on. JOB-compact", "-c")]
+    for prompt, *words in prompts:
+        done = run.start(provider.base_url, "custom/model-1", prompt, *words)
+        assert "recorded: " in done.stderr, done.stdout + done.stderr
+    trajectories = stored(config)
+    by_id = {trajectory.header.id: trajectory for trajectory in trajectories}
+    (summary,) = [one for one in trajectories if one.answer == SUMMARY]
+    before, *_, after = [one for one in trajectories if one.header.relation is not Relation.SIDE]
+    assert before.header.relation is None and after.header.relation is Relation.CONTINUED
+    assert summary.turns == 1 and summary.header.relation in (Relation.SIDE, Relation.CONTINUED)
+    assert summary.header.parent_id == before.header.id
+    origin = after
+    while origin.header.parent_id is not None:
+        origin = by_id[origin.header.parent_id]
+    assert origin is before and after.turns == 1 and after.answer == "All done."
+    shown = [step.message.content for step in after.steps if step.kind is StepKind.INPUT]
+    assert any(SUMMARY in text for text in shown)
+    assert len({trajectory.header.session_id for trajectory in trajectories}) == 1
+    seen[client.name]["compact"] = COMPACTIONS[client.name]
 
 
 @each(tuple(client for client in CLIENTS if client.name == "aider"))
