@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hermes.rl.run import find_run
-from hermes.rl.tools import TOOLS
+from hermes.rl.tools import RL_TOOLS
 from tests.fakes.provider import FakeProvider
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, Script, ask
@@ -58,7 +58,7 @@ def test_a_scripted_model_drives_all_ten_tools_through_a_whole_run(home_with: Ma
         done = ask(home, provider, "Train the tiny model on letters")
         serve_proxy = {tool["function"]["name"] for tool in provider.requests[0].json["tools"]}
     assert done.returncode == 0 and done.stdout.strip().endswith("The model is trained."), done.stderr
-    assert serve_proxy == {tool.name for tool in TOOLS} == {name for name, _, _ in script.said}
+    assert serve_proxy == {tool.name for tool in RL_TOOLS} == {name for name, _, _ in script.said}
     for tool, keys in RETURNS.items():
         good = [said for said in script.results(tool) if "error" not in said and "rate_limited" not in said]
         assert good and all(keys <= said.keys() for said in good), tool

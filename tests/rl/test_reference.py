@@ -18,7 +18,7 @@ from hermes.rl import tool_handlers
 from hermes.rl.process import ProcessId
 from hermes.rl.run import RlRun, RunState, RunStatus
 from hermes.rl.run_config import RunConfig
-from hermes.rl.tools import TOOLS
+from hermes.rl.tools import RL_TOOLS
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text
@@ -68,7 +68,9 @@ LOCKED = (
 
 
 def test_every_tool_takes_the_arguments_of_the_reference() -> None:
-    found = {tool.name: (set(tool.parameters["properties"]), tool.parameters["required"]) for tool in TOOLS}
+    found = {
+        tool.name: (set(tool.parameters["properties"]), tool.parameters["required"]) for tool in RL_TOOLS
+    }
     assert found == ARGUMENTS
 
 

@@ -10,7 +10,7 @@ an environment that uses a paid model can only be started by a person.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,28 +44,23 @@ def remaining(config: Config, task: str) -> RemainingBudget:
     """The task's budget minus what its runs and tests have spent or reserved."""
     limits = config.settings.rl
     runs = [run for run in all_runs(config.home) if run.config().run.task == task]
-    usd = sum(map(_reserved_usd, runs)) + sum(
-        row["usd"] for row in _charged_tests(config) if row["task"] == task
-    )
+    charged = [row for row in _charged(config) if row["task"] == task]
+
+    def left(limit: float | None, reserved: Callable[[RlRun], float], name: str) -> float | None:
+        return limit and limit - sum(map(reserved, runs)) - sum(row.get(name, 0) for row in charged)
+
+    steps = left(limits.max_steps, _reserved_steps, "steps")
     return RemainingBudget(
-        None if limits.max_steps is None else limits.max_steps - sum(map(_reserved_steps, runs)),
-        None if limits.max_hours is None else limits.max_hours - sum(map(_reserved_hours, runs)),
-        None if limits.max_usd is None else limits.max_usd - usd,
+        None if steps is None else int(steps),
+        left(limits.max_hours, _reserved_hours, "hours"),
+        left(limits.max_usd, _reserved_usd, "usd"),
     )
 
 
 def grant(config: Config, resolved: Resolved, task: str) -> RemainingBudget:
     """The limits of a run of the agent; UsageError if it is not enough."""
     limits, rest = config.settings.rl, remaining(config, task)
-    steps = int(resolved.values["env.total_steps"])
-    if rest.steps is not None and steps > rest.steps:
-        raise UsageError(
-            f"total_steps is {steps}, and {max(0, rest.steps)} are left of the budget of {limits.max_steps} "
-            "steps",
-            _PERSON.format("max_steps"),
-        )
-    if rest.hours is not None and rest.hours <= 0:
-        raise UsageError(f"the budget of {limits.max_hours:g} h is used up", _PERSON.format("max_hours"))
+    _check_time(limits, rest, "total_steps", int(resolved.values["env.total_steps"]))
     if rest.usd is None:
         return rest
     if (paid := _paid_endpoint(config, resolved)) is not None:
@@ -85,6 +80,36 @@ def grant(config: Config, resolved: Resolved, task: str) -> RemainingBudget:
     if rest.usd <= 0:
         raise UsageError(f"the budget of ${limits.max_usd:g} is used up", _PERSON.format("max_usd"))
     return rest
+
+
+def _check_time(limits: RlSettings, rest: RemainingBudget, field: str, steps: int) -> None:
+    if rest.steps is not None and steps > rest.steps:
+        raise UsageError(
+            f"{field} is {steps}, and {max(0, rest.steps)} are left of the budget of {limits.max_steps} "
+            "steps",
+            _PERSON.format("max_steps"),
+        )
+    if rest.hours is not None and rest.hours <= 0:
+        raise UsageError(f"the budget of {limits.max_hours:g} h is used up", _PERSON.format("max_hours"))
+
+
+def training_allowance(config: Config, task: str, steps: int) -> float | None:
+    """The hours that a training on stored rows may take; None: no limit. UsageError if it is not in the
+    budget."""
+    limits, rest = config.settings.rl, remaining(config, task)
+    _check_time(limits, rest, "max_steps", steps)
+    service = service_of(limits, config.environ)
+    if rest.usd is not None and service is not None and not leads_to_loopback(service):
+        raise UsageError(
+            f"there is a budget of ${limits.max_usd:g}, and what {service} costs is not counted here",
+            "a person can start this training",
+        )
+    return rest.hours
+
+
+def charge_training(config: Config, task: str, steps: int, hours: float) -> None:
+    """Counts a training on stored rows against the task's budget."""
+    _charge(config, {"task": task, "usd": 0.0, "steps": steps, "hours": hours})
 
 
 def cost_usd(tokens: TokenCounts, price: JSONObject | None) -> float:
@@ -117,9 +142,7 @@ def charge_test(
             "fewer or cheaper models, steps or completions cost less",
         )
     if usd:
-        path = ensure_dir(config.home / "rl") / "tests.jsonl"
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"task": task, "usd": usd, "at_ms": now_ms()}) + "\n")
+        _charge(config, {"task": task, "usd": usd})
 
 
 def _max_test_usd(config: Config, resolved: Resolved, name: str, completions: int) -> float:
@@ -171,7 +194,14 @@ def _reserved_usd(run: RlRun) -> float:
     return spent_usd(run) if run.status().state.ended else max(granted, spent_usd(run))
 
 
-def _charged_tests(config: Config) -> Iterator[JSONObject]:
+def _charge(config: Config, row: JSONObject) -> None:
+    path = ensure_dir(config.home / "rl") / "tests.jsonl"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**row, "at_ms": now_ms()}) + "\n")
+
+
+def _charged(config: Config) -> Iterator[JSONObject]:
+    """What tests, and trainings on stored rows, have spent."""
     text = read_text(config.home / "rl" / "tests.jsonl") or ""
     return (json.loads(line) for line in text.splitlines())
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from hermes.core import JSONObject, ToolErrorKind, content_hash
 from hermes.disk.files import atomic_write
 from hermes.errors import HermesError, ToolError, UsageError
-from hermes.rl import tool_handlers
+from hermes.rl import tool_handlers, training_tools
 from hermes.tools.base import Tool, ToolOutput, Workbench, object_schema
 from hermes.tools.workspace import permit_path
 
@@ -109,7 +109,7 @@ def _unavailable(settings: Settings, environ: Mapping[str, str]) -> str | None:
 
 _RUN_ID: JSONObject = {"run_id": {"type": "string", "minLength": 1, "description": "As given at the start."}}
 
-TOOLS = (
+RL_TOOLS = (
     _tool(
         "rl_list_environments",
         "List the environments a model can be trained on.",
@@ -191,6 +191,10 @@ TOOLS = (
         consent=_selected_environment,
     ),
 )
+
+
+TOOLS = (*RL_TOOLS, *training_tools.TOOLS)
+"""What the plug-in entry offers, in two toolsets."""
 
 
 def register_tools() -> None:

@@ -48,7 +48,7 @@ class Approver(Protocol):
         """Returns if the action is approved; raises ToolError(kind='refused') if not.
 
         `kind` is the sort of action ('command', 'process_input', 'path', 'mcp_server', 'mcp_tools', 'skill',
-        'rl_environment'), `action` its exact text.
+        'rl_environment', 'training'), `action` its exact text.
         """
         ...
 

@@ -11,6 +11,7 @@ import asyncio
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ class LocalSandbox:
         self._workspace = workspace
         self._supervisor = LazySupervisor(SandboxSupervisor.open)
         self._command_timeout_s = command_timeout_s
-        self._env = _with_git_setting({**_DEFAULTS, **without_secrets(without_stored(os.environ))})
+        environ = {**_DEFAULTS, **without_secrets(without_stored(os.environ))}
+        self._env = _with_git_setting({**environ, "PATH": _with_hermes(environ["PATH"])})
         self._shell = shutil.which("bash") or "/bin/sh"
 
     @classmethod
@@ -109,6 +111,14 @@ def _with_git_setting(environ: Mapping[str, str]) -> dict[str, str]:
     setting = {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     variables = {name: text for name, text in environ.items() if name not in _UNWANTED}
     return {**variables, **setting, "GIT_CONFIG_COUNT": str(number + 1)}
+
+
+def _with_hermes(path: str) -> str:
+    """The PATH on which `hermes` is found, last, also where its virtual environment is not activated."""
+    scripts = Path(sys.executable).parent
+    if shutil.which("hermes", path=path) or not (scripts / "hermes").is_file():
+        return path
+    return f"{path}{os.pathsep}{scripts}"
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

@@ -32,6 +32,7 @@ _TITLES = {
     "mcp_server": "An MCP server is to be started on this machine, outside the sandbox:",
     "mcp_tools": "An MCP server offers tools that you have not agreed to:",
     "skill": "The agent wants to change what later agents read:",
+    "training": "The agent wants to run this command on this machine, outside the sandbox:",
     "rl_environment": "The agent wants to run this file on this machine, outside the sandbox:",
 }
 """The question to a person, by the kind of action."""
