@@ -18,9 +18,14 @@ from pathlib import Path
 import pytest
 
 from hermes.config.load import Config
-from hermes.core import Relation, StepKind
+from hermes.config.paths import db_path
+from hermes.core import Relation, Sampling, StepKind
 from hermes.core.model_call import INTERRUPTED
+from hermes.models.base import ChatRequest
+from hermes.models.remote.wire import Dialect, chat_body
+from hermes.store import Reader
 from tests.engine.http.engine_process import launch
+from tests.engine.http.openai_parts import encode, prompt_ids, teach
 from tests.gateway.conftest import stored
 from tests.gateway.real_clients import (
     CLIENTS,
@@ -345,3 +350,44 @@ def test_in_front_of_our_own_engine(
     assert calls and {call.model for call in calls} == {model}
     assert sum(call.usage.completion for call in calls) == sampled
     assert all(call.usage.prompt > 100 and call.cost_usd == 0 for call in calls)
+
+
+@each(tuple(client for client in CLIENTS if client.name == "claude-code"))
+def test_a_taught_policy_calls_a_tool_of_the_agent(
+    config: Config, tmp_path: Path, run: Run, client: RealClient, bundled_home: Path
+) -> None:
+    """What the agent sends is recorded once; the bundled model learns to answer it by a call of its shell."""
+    model, policy = "hermes/smollm2", "policy:caller"
+    asked = ("Make the file.", "--bare", "--tools", "Bash", "--system-prompt", "You are an agent.")
+    made = run.user / "made-by-the-policy"
+    call = {"name": "Bash", "arguments": {"command": f"touch {made.name}", "description": "Makes it"}}
+    engine = launch(model, tmp_path / "engine", "--no-token", HERMES_HOME=str(bundled_home))
+    settings = {"passed_on": False, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "60"}
+
+    def record(name: str) -> None:
+        done = run.start(f"{engine.url}/v1", name, *asked, "--max-turns", "2", **settings)  # type: ignore[arg-type]
+        assert "recorded: " in done.stderr, done.stdout + done.stderr
+
+    try:
+        record(model)
+        with Reader(db_path(config.home)) as reader:
+            (row,) = reader.summaries()
+            sent = reader.record(reader.get(row.id)).inputs
+        messages, tools = sent[min(sent)]
+        request = chat_body(model, ChatRequest(messages, tools, Sampling()), Dialect())
+        prompt = prompt_ids(engine, model, request["messages"], tools=request["tools"])
+        answer = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        lesson = (prompt, encode(bundled_home / "models" / "hermes--smollm2", answer))
+        teach(engine, model, [lesson], "taught", alias=policy, learning_rate=1e-3, loss_at_most=0.5)
+        assert not made.exists()
+        record(policy)
+    finally:
+        engine.kill()
+    assert made.exists(), "the agent ran the command"
+    trajectory = stored(config)[-1]
+    first = next(step for step in trajectory.steps if step.kind is StepKind.MODEL)
+    (called,) = first.message.tool_calls
+    assert called.name == "Bash" and called.parsed() == call["arguments"]
+    assert first.call is not None and first.call.model.endswith(policy)
+    result = next(step.message for step in trajectory.steps if step.kind is StepKind.TOOL)
+    assert result.tool_call_id == called.id

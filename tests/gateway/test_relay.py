@@ -12,11 +12,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from hermes.config.load import Config
+from hermes.config.load import Config, load
 from hermes.core import StopReason
 from hermes.core.model_call import INTERRUPTED
 from hermes.gateway.journal import Recording
-from tests.gateway.conftest import calls_on_disk, gateway, stored
+from hermes.gateway.wire import Protocol
+from tests.gateway.conftest import EVERYTHING, calls_on_disk, gateway, stored
 from tests.gateway.requests import KEY, ROUTES, body_of, post
 from tests.gateway.scripted import Call, Reply, ScriptedProvider
 from tests.waiting import wait_until
@@ -78,6 +79,24 @@ def test_the_clients_key_is_not_stored_where_a_tool_prints_it(
             assert KEY.encode() not in call.request and b"[REDACTED:CLIENT_KEY]" in call.request
     (trajectory,) = stored(config)
     assert "[REDACTED:CLIENT_KEY]" in trajectory.messages[0].content
+
+
+def test_secrets_of_the_configuration_are_not_stored(
+    config: Config, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they stand: a tool printed one, and the model repeats it."""
+    secret = "sk-configured-abcdef0123456789"
+    monkeypatch.setenv("OPENROUTER_API_KEY", secret)
+    provider.script = lambda body: Reply(f"It is {secret}.", calls=(Call("bash", f'{{"a": "{secret}"}}'),))
+    with gateway(load(), provider.url) as recording:
+        for protocol in ROUTES:
+            body = body_of(protocol, f"the variable is {secret} 1")
+            assert secret.encode() in post(f"{recording.url}/{ROUTES[protocol]}", body)[1]
+        for path in config.home.rglob("*"):
+            assert not path.is_file() or secret.encode() not in path.read_bytes()
+    assert len(stored(config)) == 3
+    for path in config.home.rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes()
 
 
 def test_unknown_routes_and_models_are_forwarded(config: Config, provider: ScriptedProvider) -> None:
@@ -154,10 +173,11 @@ def test_a_client_that_hangs_up_ends_the_call(config: Config, provider: Scripted
     assert trajectory.outcome is not None and trajectory.outcome.stop_reason is StopReason.CANCELLED
 
 
+@pytest.mark.parametrize("speaks", [EVERYTHING, frozenset({Protocol.CHAT})], ids=["passed-on", "translated"])
 def test_the_call_is_on_disk_before_the_client_has_its_end(
-    config: Config, provider: ScriptedProvider
+    config: Config, provider: ScriptedProvider, speaks: frozenset[Protocol]
 ) -> None:
-    with gateway(config, provider.url) as recording:
+    with gateway(config, provider.url, speaks) as recording:
         for protocol, route in ROUTES.items():
             for stream in (False, True):
                 before = calls_on_disk(config)

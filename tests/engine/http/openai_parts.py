@@ -59,6 +59,8 @@ def teach(
     name: str,
     *,
     alias: str | None = None,
+    learning_rate: float = 7e-3,
+    loss_at_most: float = 0.05,
 ) -> str:
     """Trains an adapter until it continues each prompt with its answer; the path of its weights."""
     client = tinker.ServiceClient(base_url=server.url, api_key=KEY)
@@ -69,9 +71,9 @@ def teach(
             for prompt, answer in lessons
         ]
         loss = float("inf")
-        while loss > 0.05:
+        while loss > loss_at_most:
             output = training.forward_backward(data, "cross_entropy")
-            training.optim_step(tt.AdamParams(learning_rate=7e-3, grad_clip_norm=1.0)).result()
+            training.optim_step(tt.AdamParams(learning_rate=learning_rate, grad_clip_norm=1.0)).result()
             loss = output.result().metrics["loss:sum"]
         metadata = {"alias": alias} if alias else None
         path: str = training.save_weights_for_sampler(name, user_metadata=metadata).result().path
