@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds wheel and sdist into dist/, tries the wheel in an empty environment and an empty folder, and writes the notes.
+# Builds wheel and sdist into dist/, and the wheel of Atropos's import names (recipes/imports); tries both wheels in an
+# empty environment and an empty folder, and writes the notes.
 #
 #     sh scripts/release.sh [PYTHON]        needs pip and venv; PyTorch is found as pip is configured to
 #
@@ -14,11 +15,14 @@ trap 'rm -rf "$place"' EXIT
 "$place/build/bin/pip" install --quiet --disable-pip-version-check build
 rm -rf dist
 "$place/build/bin/python" -m build --outdir dist .
-wheel=$(ls dist/*.whl)
+"$place/build/bin/python" -m build --wheel --outdir dist recipes/imports
+wheel=$(ls dist/hermes_research-*.whl)
 version=$(basename "$wheel" | cut -d - -f 2)
 
 "$python" -m venv "$place/empty"
 "$place/empty/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$wheel[train]"
+"$place/empty/bin/pip" install --quiet --disable-pip-version-check --no-deps dist/hermes_research_atropos-*.whl
+(cd "$place" && "$place/empty/bin/python" -c "from atroposlib.envs.base import BaseEnv")
 mkdir "$place/folder"
 (cd "$place/folder" && HERMES_HOME="$place/home" "$place/empty/bin/hermes" quickstart --fast)
 

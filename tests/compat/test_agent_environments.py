@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,25 @@ def run_env(way: str, folder: Path, bundled: Path, mode: str, *flags: str) -> st
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
+
+
+@pytest.mark.slow
+def test_the_two_import_names_are_a_package(tmp_path: Path) -> None:
+    """`hermes-research[atropos]`: built by pip, which needs an index that has hatchling."""
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "site"))
+    subprocess.run([*pip, str(IMPORTS)], check=True, timeout=300)
+    program = "import environments.hermes_base_env; from atroposlib.envs.base import BaseEnv; print(BaseEnv)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "site")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "hermes.envs.base.BaseEnv" in done.stdout, done.stderr
+    extras = tomllib.loads((IMPORTS.parents[1] / "pyproject.toml").read_text())["project"]
+    name = tomllib.loads((IMPORTS / "pyproject.toml").read_text())["project"]["name"]
+    assert any(entry.startswith(name) for entry in extras["optional-dependencies"]["atropos"])
 
 
 def copied(folder: Path) -> Path:

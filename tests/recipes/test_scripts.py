@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes.rl.machine import has_gpu
+from tests.cli.process import hermes
 from tests.fakes.provider import FakeProvider, text
 from tests.recipes.scripts import RECIPES, script
 
@@ -93,6 +94,18 @@ def test_the_environment_script_refuses_them_too_and_has_the_modes(tmp_path: Pat
         and "env.dataset_name" in done.stderr
     )
     assert "{serve,process,evaluate}" in script(tmp_path, name, "--help").stdout
+
+
+def test_the_template_of_an_environment_is_solvable_and_cannot_be_cheated(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        rows = [
+            {"question": f"{part}: 3 + {n}?", "answer": f"3 + {n} = {n + 3}.\n#### {n + 3}"} for n in range(4)
+        ]
+        (tmp_path / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    file = RECIPES / "tinker_atropos" / "environments" / "gsm8k_tinker.py"
+    done = hermes(tmp_path, "env", "check", str(file), "--env.dataset_name", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gold earns 1.0" in done.stdout and "failed" not in done.stdout
 
 
 def test_weights_are_asked_for_before_there_are_any(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`import atroposlib` for a plain `python my_env.py`: put this file's parent folder on PYTHONPATH.
+"""`import atroposlib` for a plain `python my_env.py`: install the folder above, or put it on PYTHONPATH.
 
 Importing it installs the shim of Hermes, which then is the package. See docs/compat.md.
 """
