@@ -25,7 +25,6 @@ NO_OUTPUT = {
     "agents.md": "it needs the agents",
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
-    "howto/harbor.md": "it needs tasks of your own",
     "howto/own-tool.md": "it needs a package of your own",
     "sessions.md": "what clients left on a machine; the tutorial shows it",
     "index.md": "the result of the quickstart is on its own page",

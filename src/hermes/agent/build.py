@@ -80,6 +80,8 @@ class RolloutPlan:
     """Whether the system prompt contains the remembered facts; only interactive chat sets this."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Path in the workspace → content that is written there before the first turn."""
+    open_sandbox: Callable[[], Awaitable[Sandbox]] | None = None
+    """Opens the sandbox in place of the configured one (a task with files of its own, say)."""
     directory: str | None = None
     """Where in the sandbox the tools work, if not at the top of the workspace; see sandbox.directory."""
     on_delta: OnDelta | None = None
@@ -101,12 +103,15 @@ async def open_agent(
 ) -> AsyncIterator[AgentLoop]:
     """A loop ready for its first turn; leaving the block ends the trajectory with its last turn's outcome."""
     async with AsyncExitStack() as stack:
-        sandbox = await open_sandbox(
-            _sandbox_settings(config, plan),
-            interactive=plan.user is not None,
-            workspace=plan.workspace,
-            workspaces=paths.workspaces_dir(config.home),
-        )
+        if plan.open_sandbox is not None:
+            sandbox = await plan.open_sandbox()
+        else:
+            sandbox = await open_sandbox(
+                _sandbox_settings(config, plan),
+                interactive=plan.user is not None,
+                workspace=plan.workspace,
+                workspaces=paths.workspaces_dir(config.home),
+            )
         stack.push_async_callback(sandbox.close)
         if sandbox.isolated and plan.workspace is not None:
             _check_workspace(plan.workspace, config)

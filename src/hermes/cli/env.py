@@ -83,6 +83,9 @@ def new(name: str, folder: Path, as_json: bool) -> None:
 
 @env.command(context_settings=_PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--solutions", is_flag=True, help="Play each solution of Harbor tasks, and an agent that does nothing."
+)
 @click.option("--red-team", is_flag=True, help="Play cheating policies too: none may earn more than nothing.")
 @_dirs
 @click.argument("environment")
@@ -96,13 +99,20 @@ def check(
     folders: tuple[Path, ...],
     as_json: bool,
     red_team: bool,
+    solutions: bool,
 ) -> None:
     """Check an environment without a model.
 
-    Whether it runs, and whether its reward is sound.
+    Whether it runs, and whether its reward is sound. `check harbor FOLDER` checks Harbor tasks.
 
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
+    if environment == "harbor" and any(not word.startswith("--env.") for word in settings):
+        from hermes.cli.harbor import check_harbor
+
+        given = {"--json": as_json, "--red-team": red_team, "--solutions": solutions}
+        flags = [flag for flag, is_on in given.items() if is_on]
+        ctx.exit(check_harbor.main([*flags, *settings], "hermes env check harbor", standalone_mode=False))
     from hermes.cli.terminal.waiting import waiting
     from hermes.envs.cli.check import check_file
     from hermes.safety.text import printable
@@ -328,6 +338,18 @@ def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:
     from hermes.envs.modes.commandline import run
 
     run(environment(package), [mode, *settings])
+
+
+@env.command()
+@json_option
+def clean(as_json: bool) -> None:
+    """Remove what trials of Harbor tasks have built.
+
+    The roots and images of tasks, which are built again when needed, and what killed trials have left.
+    """
+    from hermes.cli.harbor import clean_harbor
+
+    clean_harbor(as_json)
 
 
 @env.group()

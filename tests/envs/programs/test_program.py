@@ -18,17 +18,14 @@ from hermes.envs.servers.config import APIServerConfig
 from hermes.envs.tokenise import load_tokenizer
 from hermes.errors import ConfigError, UsageError
 from hermes.store import Reader
-from tests.envs.token_source import Answer, TokenServer, Words, said
+from tests.envs.programs.policy import AGENT, TURNS, policy
+from tests.envs.token_source import TokenServer, Words
 from tests.fakes.provider import FakeProvider, text
 from tests.rl.world import tiny_tokenizer
 
 if TYPE_CHECKING:
     pass
 
-AGENT = Path(__file__).parent / "agent.py"
-END = "<|im_end|>"
-WRITE = '<tool_call>\n{"name": "shell", "arguments": {"command": "echo 7 > answer.txt", "why": "asked"}}\n'
-TURNS = (f"I will.\n{WRITE}</tool_call>{END}", f" Done. {END}")
 pytestmark = pytest.mark.usefixtures("home")
 
 
@@ -42,16 +39,6 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def words(tokenizer_folder: Path) -> Words:
     return Words(load_tokenizer(str(tokenizer_folder)), "answer")
-
-
-def policy(words: Words, *turns: str) -> TokenServer:
-    """Says the turns of a conversation in order; how many it said, the prompt shows."""
-
-    def answer(ids: list[int], params: dict[str, Any]) -> Answer:
-        spoken = words.decode(ids).count("<|im_start|>assistant") - 1
-        return said(words.encode(turns[min(spoken, len(turns) - 1)]))
-
-    return TokenServer(answer)
 
 
 Make = Callable[..., ProgramEnv]

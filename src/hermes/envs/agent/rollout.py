@@ -10,7 +10,7 @@ to a file in the sandbox; the model gets its beginning and the path.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from hermes.core import (
     Reward,
     Sampling,
     Source,
+    Step,
     StopReason,
     Trajectory,
     content_hash,
@@ -36,6 +37,7 @@ from hermes.envs.failures import GroupDroppedError
 from hermes.envs.rewards.result import RewardResult
 from hermes.errors import HermesError, ProviderError, SandboxError
 from hermes.safety.forbidden import FORBIDDEN_PATHS, ForbiddenTouch, find_touches
+from hermes.sandbox.base import Sandbox, end_processes
 from hermes.tools.base import Tool, ToolOutput, Workbench
 from hermes.tools.result_budget import storable
 from hermes.tools.scratch import write_scratch
@@ -88,6 +90,10 @@ class RolloutSpec:
     metadata: Mapping[str, Any]
     only_tools: frozenset[str] | None = None
     """Only these of the toolsets' tools are offered; None: all."""
+    open_sandbox: Callable[[Sequence[str]], Awaitable[Sandbox]] | None = None
+    """Opens the sandbox in place of the configured one, with these paths of this machine shown in it."""
+    next_prompt: Callable[[], Awaitable[str | None]] | None = None
+    """The next message once a prompt is done and all processes of the agent are ended; None: that was all."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ async def finished_rollout(
     RolloutFailedError if an infrastructure failure ended it; GroupDroppedError if it ran out of time, or the
     prompt does not fit the model's context.
     """
-    model = context.new_model()
+    model, open_sandbox = context.new_model(), spec.open_sandbox
     budget = ResultBudget(context.settings)
     plan = RolloutPlan(
         toolsets=spec.toolsets,
@@ -160,6 +166,7 @@ async def finished_rollout(
         adapt=budget.adapt,
         sampling=spec.sampling,
         files=spec.files,
+        open_sandbox=None if open_sandbox is None else lambda: open_sandbox(()),
     )
     header = replace(
         new_header(Source.ENV, model),
@@ -172,7 +179,15 @@ async def finished_rollout(
         budget.turn = lambda: len(loop.messages)
         for message in spec.opening:
             loop.prepare(message, ephemeral=message.role != "system")
-        steps = [step async for step in loop.turn(Message.user(spec.prompt))]
+        prompt: str | None = spec.prompt
+        steps: list[Step] = []
+        while prompt is not None:
+            steps += [step async for step in loop.turn(Message.user(prompt))]
+            assert loop.outcome is not None
+            prompt = None
+            if spec.next_prompt is not None and loop.outcome.stop_reason is StopReason.COMPLETED:
+                await end_processes(loop.bench.sandbox, loop.bench.processes.values())
+                prompt = await spec.next_prompt()
         assert loop.outcome is not None
         result = read_result(Trajectory(loop.recorder.header, steps, loop.outcome))
         if result.outcome.infrastructure:

@@ -35,7 +35,7 @@ from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, ScoredRollout
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
 from hermes.envs.phase import current_phase
-from hermes.envs.programs.launch import find_program
+from hermes.envs.programs.launch import Program, find_program
 from hermes.envs.programs.record import ProgramSettings, RolloutFacts
 from hermes.envs.programs.run import ProgramHost, finished_program
 from hermes.envs.rewards.result import GraderError, RewardResult
@@ -97,10 +97,14 @@ class ProgramEnv(RewardFunctionEnv):
 
     async def setup(self) -> None:
         """ConfigError: the program, its tasks or its reward cannot be used."""
-        config = self.config
-        program = find_program(config.agent, config.agent_paths)
-        self._script = script_of(config.reward)
+        program = find_program(self.config.agent, self.config.agent_paths)
+        self._script = script_of(self.config.reward)
         await super().setup()
+        await self.open_programs(program)
+
+    async def open_programs(self, program: Program) -> None:
+        """From now on rollouts run this program."""
+        config = self.config
         self._program_settings = ProgramSettings(
             program,
             timeout_s=float(config.terminal_lifetime),

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -30,9 +30,11 @@ from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.config import BaseEnvConfig
 from hermes.envs.servers.config import APIServerConfig
+from hermes.envs.tasks.split import Keyed
 from hermes.errors import ConfigError, UsageError
 
 logger = logging.getLogger(__name__)
+Row = TypeVar("Row", bound=Keyed)
 _MIN_ROWS_TO_SPLIT = 10
 """With fewer tasks none is held out."""
 
@@ -132,7 +134,7 @@ def check_rows(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def split(rows: Sequence[TaskRow], eval_share: float) -> tuple[list[TaskRow], list[TaskRow]]:
+def split(rows: Sequence[Row], eval_share: float) -> tuple[list[Row], list[Row]]:
     """(to train on, held out), by each row's key: the same row is always on the same side."""
     if len(rows) < _MIN_ROWS_TO_SPLIT:
         return list(rows), []

@@ -85,7 +85,7 @@ class Place(Protocol):
         """One in which nothing of the agent runs; `logs` is a new folder, as which it has /logs/verifier."""
         ...
 
-    async def take(self, artifacts: Sequence[Artifact], other: Place) -> None:
+    async def take(self, artifacts: Sequence[Artifact], source_place: Place) -> None:
         """Copies these paths out of another place of the same kind; what is not there is left out."""
         ...
 
@@ -368,8 +368,8 @@ class BubblewrapPlace:
         mounts = [Mount(logs, VERIFIER_LOGS, True), Mount(copy, TESTS, True)]
         # Packages that the agent installed as its user can run code in every Python that starts.
         extra = {"PYTHONNOUSERSITE": "1", **pip_variables(self.options), **variables}
-        shown = () if self.options.wheels is None else (str(self.options.wheels),)
-        return await self._open(mounts, extra, network, timeout_s, shown)
+        shown_paths = () if self.options.wheels is None else (str(self.options.wheels),)
+        return await self._open(mounts, extra, network, timeout_s, shown_paths)
 
     async def _open(
         self,
@@ -391,9 +391,9 @@ class BubblewrapPlace:
         sandbox = await BubblewrapSandbox.open(settings, workspace)
         return await work_in(sandbox, self.workdir)
 
-    async def take(self, artifacts: Sequence[Artifact], other: Place) -> None:
-        assert isinstance(other, BubblewrapPlace), "a task has one kind of place"
-        tree = other.root
+    async def take(self, artifacts: Sequence[Artifact], source_place: Place) -> None:
+        assert isinstance(source_place, BubblewrapPlace), "a task has one kind of place"
+        tree = source_place.root
         mounts = [Mount(tree.folder / top[1:], f"{_AGENT_FILES}{top}", False) for top in tree.tops]
         mounts.append(Mount(tree.folder / ".logs", f"{_AGENT_FILES}/logs", False))
         sandbox = await self._open(mounts, {}, "no-network", 600, ())

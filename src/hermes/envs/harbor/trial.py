@@ -157,20 +157,20 @@ class Trial:
         environment = stage.tests if (stage.tests / "Dockerfile").is_file() else self.task.environment
         folder = self.folder / f"verifier-{new_id()}"
         folder.mkdir(mode=0o711)
-        place = await self.places.open(environment, replace(machine, workdir=machine.workdir), folder)
+        site = await self.places.open(environment, replace(machine, workdir=machine.workdir), folder)
         try:
             declared = (*self.task.file.artifacts, *(stage.part.artifacts if stage.part else ()))
-            await place.take([*declared, Artifact("/logs/artifacts", "/logs/artifacts")], self.place)
-            return await self._run_tests(place, stage.tests, part, machine)
+            await site.take([*declared, Artifact("/logs/artifacts", "/logs/artifacts")], self.place)
+            return await self._run_tests(site, stage.tests, part, machine)
         finally:
-            await place.close()
+            await site.close()
 
     async def _run_tests(
-        self, place: Place, tests: Path, part: VerifierPart, machine: Machine
+        self, site: Place, tests: Path, part: VerifierPart, machine: Machine
     ) -> RewardResult:
         logs = self.folder / f"logs-{new_id()}"
         network: NetworkMode = part.network or machine.network
-        sandbox = await place.open_verifier(
+        sandbox = await site.open_verifier(
             tests, logs, variables=part.variables, network=network, timeout_s=part.timeout_s
         )
         try:
@@ -199,11 +199,11 @@ async def open_trial(task: Task, places: Places, home: Path) -> AsyncIterator[Tr
         path.chmod(0o711)  # sandboxes of another user reach the folders in it that they are given
     folder.mkdir(mode=0o711)
     try:
-        place = await places.open(task.environment, task.file.machine, folder)
+        site = await places.open(task.environment, task.file.machine, folder)
         try:
-            yield Trial(task, places, place, folder)
+            yield Trial(task, places, site, folder)
         finally:
-            await place.close()
+            await site.close()
     finally:
         await asyncio.to_thread(remove_tree, folder)
 

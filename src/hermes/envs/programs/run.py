@@ -140,12 +140,16 @@ async def _open(
     stack: AsyncExitStack,
 ) -> Sandbox:
     """The sandbox with the task's files in it, after the command that prepares it."""
-    sandbox = await open_sandbox(
-        context.config.settings.sandbox,
-        interactive=False,
-        workspaces=paths.workspaces_dir(context.config.home),
-        shown_paths=(*settings.program.shown_paths, host.socket_folder),
-    )
+    shown_paths = (*settings.program.shown_paths, host.socket_folder)
+    if spec.open_sandbox is not None:
+        sandbox = await spec.open_sandbox(shown_paths)
+    else:
+        sandbox = await open_sandbox(
+            context.config.settings.sandbox,
+            interactive=False,
+            workspaces=paths.workspaces_dir(context.config.home),
+            shown_paths=shown_paths,
+        )
     stack.push_async_callback(sandbox.close)
     for path, data in spec.files.items():
         await sandbox.write_file(path, data)

@@ -1,0 +1,203 @@
+"""harbor: the tasks of a folder in Harbor's form, as they are, done by our agent or by a program of yours.
+
+    hermes env check harbor tasks/ --solutions
+    hermes env serve harbor --env.dataset_path tasks/
+    hermes env serve harbor --env.dataset_path tasks/ --env.agent "pi -p {prompt}"
+
+Each rollout is a trial with files of its own; the task's tests score it, out of the agent's reach. A task
+that cannot be run here is left out with its reason, and so is one of which `hermes env check harbor` has
+found that its reference solution does not score 1, or that doing nothing scores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hermes.envs.agent.env import HermesAgentBaseEnv
+from hermes.envs.agent.grading import Range
+from hermes.envs.agent.result import AgentResult
+from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, finished_rollout
+from hermes.envs.agent.tool_context import ToolContext
+from hermes.envs.builtin.program import ProgramConfig, ProgramEnv
+from hermes.envs.builtin.reward_function import split
+from hermes.envs.harbor.check import read_verdicts
+from hermes.envs.harbor.dataset import TaskFolder, read_tasks
+from hermes.envs.harbor.place import PlaceOptions
+from hermes.envs.harbor.places import open_places
+from hermes.envs.harbor.schema import TaskError
+from hermes.envs.harbor.task import Task
+from hermes.envs.harbor.trial import Trial, open_trial, sweep
+from hermes.envs.programs.launch import find_program
+from hermes.envs.programs.run import finished_program
+from hermes.envs.rewards.result import RewardResult
+from hermes.errors import ConfigError, SandboxError
+
+if TYPE_CHECKING:
+    from hermes.sandbox.base import Sandbox
+    from hermes.tools.base import Workbench
+
+logger = logging.getLogger(__name__)
+
+
+class HarborConfig(ProgramConfig):
+    dataset_path: str = Field(default="", description="A folder of Harbor tasks, or one task.")
+    place: Literal["auto", "bubblewrap", "container"] = Field(
+        default="auto",
+        description="Where tasks run; auto: bubblewrap if a task's Dockerfile allows that, else a container.",
+    )
+    network: Literal["none", "task"] = Field(
+        default="none", description="none: no network, whatever a task says; task: as each task says."
+    )
+    bases: list[str] = Field(
+        default=[], description="Base images (patterns) for which this machine's own system stands."
+    )
+    wheels: str | None = Field(
+        default=None, description="A folder of Python packages for builds and tests without a network."
+    )
+    unsound: bool = Field(
+        default=False, description="Also use tasks that failed the check of their solutions."
+    )
+
+    def place_options(self) -> PlaceOptions:
+        """ConfigError: there is no folder `wheels`."""
+        wheels = None if self.wheels is None else Path(self.wheels).expanduser().resolve()
+        if wheels is not None and not wheels.is_dir():
+            raise ConfigError(f"there is no folder '{wheels}'.", "Make it: pip download -d FOLDER PACKAGE …")
+        return PlaceOptions(self.network, tuple(self.bases), wheels)
+
+
+class HarborEnv(ProgramEnv):
+    """Tasks in Harbor's form: --env.dataset_path FOLDER, also with --env.agent."""
+
+    name = "harbor"
+    env_config_cls: ClassVar[Any] = HarborConfig
+    config: HarborConfig
+    default_toolsets: ClassVar[Sequence[str]] = ("terminal", "file")
+    reward_range: ClassVar[Range] = (-math.inf, math.inf)
+
+    @property
+    def display_name(self) -> str:
+        return super().display_name if self.config.agent else self.name
+
+    async def setup(self) -> None:
+        """ConfigError: no task of the folder can be used."""
+        config = self.config
+        if not config.dataset_path or config.reward or config.dataset_name:
+            raise ConfigError(
+                "harbor needs a folder of tasks, which have their own prompts and rewards.",
+                "Set dataset_path, and neither dataset_name nor reward: --env.dataset_path FOLDER",
+            )
+        hermes = self.hermes_config()
+        await asyncio.to_thread(sweep, hermes.home)
+        self._places = await asyncio.to_thread(
+            open_places, hermes.home, hermes.settings.sandbox, config.place_options(), config.place
+        )
+        folder = await asyncio.to_thread(read_tasks, Path(config.dataset_path), hermes.environ)
+        tasks = self._usable(folder)
+        self._tasks_to_train, self._held_out_tasks = split(tasks, config.eval_share)
+        self._next = 0
+        self._trials: dict[str, Trial] = {}
+        if config.agent:
+            await self.open_programs(find_program(config.agent, config.agent_paths))
+
+    def _usable(self, folder: TaskFolder) -> list[Task]:
+        verdicts = {} if self.config.unsound else read_verdicts(self.hermes_config().home)
+        tasks, reasons = [], {bad.name: bad.reason for bad in folder.bad}
+        for task in folder.tasks:
+            try:
+                self._places.check(task)
+                if self.config.agent and len(task.stages) > 1:
+                    raise TaskError("steps: a program of yours does a task of one instruction.")
+                if (verdict := verdicts.get(task.digest)) is not None and not verdict.sound:
+                    raise TaskError(f"{verdict.problem} --env.unsound true uses it all the same.")
+            except TaskError as error:
+                reasons[task.key] = error.message
+            else:
+                tasks.append(task)
+        for name, reason in reasons.items():
+            logger.warning("task %s is left out: %s", name, reason)
+        if not tasks:
+            name, reason = next(iter(reasons.items()))
+            raise ConfigError(
+                f"none of the {len(reasons)} tasks can be used; the first, {name}: {reason}",
+                f"hermes env check harbor {self.config.dataset_path} lists all of them.",
+            )
+        return tasks
+
+    async def get_next_item(self) -> Task:  # type: ignore[override]
+        """The tasks in order, over and over."""
+        self._next += 1
+        return self._tasks_to_train[(self._next - 1) % len(self._tasks_to_train)]
+
+    async def eval_items(self) -> Sequence[Task]:  # type: ignore[override]
+        return self._held_out_tasks
+
+    def format_prompt(self, item: Task) -> str:  # type: ignore[override]
+        return item.stages[0].instruction
+
+    def opening(self, item: Task) -> Sequence[Any]:  # type: ignore[override]
+        return HermesAgentBaseEnv.opening(self, item)
+
+    def workspace_files(self, item: Task) -> dict[str, bytes]:  # type: ignore[override]
+        return {}
+
+    @asynccontextmanager
+    async def run_rollout(
+        self, context: RolloutContext, spec: RolloutSpec
+    ) -> AsyncIterator[tuple[AgentResult, Workbench]]:
+        """A trial around the rollout; it is open until the rollout has been scored."""
+        async with open_trial(spec.item, self._places.of(spec.item), self.hermes_config().home) as trial:
+
+            async def open_sandbox(shown_paths: Sequence[str]) -> Sandbox:
+                await trial.start()
+                return await trial.open_agent(shown_paths)
+
+            async def next_prompt() -> str | None:
+                await trial.score()
+                if (stage := trial.stage) is None:
+                    return None
+                await trial.start()
+                return stage.instruction
+
+            several = len(spec.item.stages) > 1
+            spec = replace(spec, open_sandbox=open_sandbox, next_prompt=next_prompt if several else None)
+            if self.config.agent:
+                assert self._host is not None, "setup has run"
+                settings = replace(self._program_settings, timeout_s=trial.timeout_s)
+                rollout = finished_program(context, spec, self._host, settings)
+            else:
+                rollout = finished_rollout(_with_time(context, trial.timeout_s), spec)
+            try:
+                async with rollout as (result, bench):
+                    self._trials[result.trajectory.header.id] = trial
+                    yield result, bench
+                    self._trials.pop(result.trajectory.header.id, None)
+            except TaskError as error:  # its image or files; the task was fine when it was read
+                raise SandboxError(f"task {spec.item.key}: {error.message}", error.hint) from error
+
+    async def compute_reward(self, item: Task, result: AgentResult, ctx: ToolContext) -> RewardResult:  # type: ignore[override]
+        trial = self._trials[ctx.task_id]
+        if trial.stage is not None:
+            await trial.score()
+        return trial.reward()
+
+
+def _with_time(context: RolloutContext, timeout_s: float) -> RolloutContext:
+    """The context with the task's own time limit for the agent."""
+    settings = context.config.settings
+    limits = settings.limits.model_copy(update={"timeout_s": timeout_s})
+    config = replace(context.config, settings=settings.model_copy(update={"limits": limits}))
+    return replace(context, config=config)
+
+
+if __name__ == "__main__":
+    HarborEnv.cli()
