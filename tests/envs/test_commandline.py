@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -208,6 +209,11 @@ def test_help_lists_every_field_with_its_default() -> None:
     shown = usage(WordsEnv)
     assert "--env.words  Words to use. [None]" in shown
     assert "--env.group_size" in shown and "[5]" in shown and "--openai.base_url" in shown
+
+
+def test_help_shows_the_address_that_a_variable_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RL_API_URL", "http://127.0.0.1:5555")
+    assert re.search(r"--env.rollout_server_url .*\[http://127.0.0.1:5555\]", usage(WordsEnv))
 
 
 def test_a_mode_is_needed() -> None:

@@ -19,6 +19,7 @@ from hermes.envs.servers.base import AsyncSemWithAdaptiveWeight
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig
 from hermes.envs.servers.engines import VLLMServer
 from hermes.envs.servers.manager import ServerManager, server_configs
+from hermes.errors import ConfigError
 from tests.fakes.provider import FakeProvider, held, status, text
 from tests.waiting import await_until
 
@@ -83,6 +84,11 @@ async def test_servers_that_are_all_down_are_named_and_unchecked_ones_are_not_as
     with pytest.raises(EnvironmentRunError, match=r"no model server responds at http://127\.0\.0\.1:9/v1"):
         await manager("http://127.0.0.1:9/v1").wait_until_ready(0.1)
     await manager("http://127.0.0.1:9/v1", health_check=False).wait_until_ready(0.1)
+
+
+async def test_the_model_of_this_process_is_no_server_of_a_plain_environment() -> None:
+    with pytest.raises(ConfigError, match="local is for environments of HermesAgentBaseEnv"):
+        await manager("local").chat_completion(messages=[{"role": "user", "content": "hi"}])
 
 
 async def test_slots_follow_the_weight_and_never_run_dry() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import statistics
@@ -175,3 +176,6 @@ def test_if_no_model_can_be_asked_the_command_fails(home_with: MakeHome) -> None
     answer(home, "rl", "select", "letters")
     done = hermes(home, "rl", "test", "--num-steps", "1", "--group-size", "2")
     assert done.returncode == 1 and done.stdout.count("OPENROUTER_API_KEY is not set") == 3
+    assert "nothing is known about the environment" in done.stdout
+    report = json.loads(hermes(home, "rl", "test", "--num-steps", "1", "--group-size", "2", "--json").stdout)
+    assert report["summary"]["environment_working"] is None

@@ -152,6 +152,16 @@ async def test_wrong_names_are_answered_with_the_right_ones(tmp_path: Path) -> N
     assert split == "there is no split 'dev' in the configuration 'main'; there are: train, test"
 
 
+async def test_the_hub_that_hf_endpoint_names_is_asked(tmp_path: Path) -> None:
+    with Site(dataset_pages({"owner/maths": maths(token=TOKEN)})) as site:
+        environ = {"HF_ENDPOINT": site.url(""), "HF_TOKEN": TOKEN}
+        async with open_service_bench(tmp_path, {}, environ) as bench:
+            view = await inspect(bench, dataset="owner/maths")
+        asked = [request.path for request in site.requests]
+    assert view["downloads"] == 12 and asked == ["/api/datasets/owner/maths"]
+    assert "set hub.viewer_url to its dataset viewer" in view["notes"][0]
+
+
 async def test_a_hub_that_cannot_be_reached_says_so(tmp_path: Path) -> None:
     with Site() as site:
         address = site.url("").rstrip("/")

@@ -113,9 +113,12 @@ def inference_text(report: JSONObject) -> str:
     for model in report["models_tested"]:
         row = (model["model"], str(model["total_completions"]), str(model["correct_completions"]))
         table.append((*row, f"{model['accuracy']:.0%}", model.get("error", "")))
-    working = (
-        "the environment works" if report["summary"]["environment_working"] else "no model could be tested"
-    )
+    working = {
+        True: "the environment works",
+        False: "no model could be tested",
+        None: "no model was asked, so nothing is known about the environment: set a key "
+        "(hermes config set OPENROUTER_API_KEY), or name a model that you have with --model",
+    }[report["summary"]["environment_working"]]
     return "\n".join([*aligned_lines(table), f"{working}; files in {report['summary']['output_directory']}"])
 
 

@@ -332,8 +332,9 @@ def _suggest(name: str, names: Any, prefix: str = "--") -> str:
 
 
 def usage(cls: type[EnvHooks]) -> str:
-    """All flags with their defaults."""
+    """All flags with their defaults; what a variable sets is shown with its value."""
     defaults, _ = cls.config_init()
+    defaults = defaults.model_copy(update=_api_address())
     lines = [f"usage: {Path(sys.argv[0]).name} {{{','.join(MODES)}}} [--config FILE] [flags]", ""]
     for space, model, values in (
         ("env.", type(defaults), defaults),

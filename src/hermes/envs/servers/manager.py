@@ -18,6 +18,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hermes.config.settings import LOCAL
 from hermes.envs.failures import EnvironmentRunError
 from hermes.envs.servers.base import APIServer, Sampled
 from hermes.envs.servers.config import APIServerConfig, ReasoningConfig, ServerBaseline
@@ -184,10 +185,16 @@ class ServerManager:
         if not candidates:
             raise ConfigError("no model server is configured.", "Set --openai.base_url.")
         split = kwargs.get("split")
-        return max(
+        server = max(
             candidates,
             key=lambda server: server.slots(split).free if isinstance(server, APIServer) else 0,
         )
+        if isinstance(server, APIServer) and server.config.base_url == LOCAL:
+            raise ConfigError(
+                "--openai.base_url local is for environments of HermesAgentBaseEnv; this one asks a server.",
+                "Start one, hermes engine serve, and give --openai.base_url http://127.0.0.1:8001/v1.",
+            )
+        return server
 
 
 def _class_for(server_class: type[APIServer], config: APIServerConfig) -> type[APIServer]:

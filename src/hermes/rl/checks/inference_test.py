@@ -85,10 +85,17 @@ def run_inference_test(
             "avg_accuracy": (
                 sum(result["accuracy"] for result in succeeded) / len(succeeded) if succeeded else None
             ),
-            "environment_working": bool(succeeded),
+            "environment_working": _works(tested),
             "output_directory": str(folder),
         },
     }
+
+
+def _works(tested: Sequence[JSONObject]) -> bool | None:
+    """Whether any model could be tested; None where none was even asked, which says nothing about it."""
+    if not any(result.get("asked", True) for result in tested):
+        return None
+    return any("error" not in result for result in tested)
 
 
 def _test_model(
@@ -101,7 +108,12 @@ def _test_model(
     try:
         server = server_for(config, name)
     except HermesError as error:
-        return {**result, **_figures([], 0), "error": f"{error.message}; {error.hint}".rstrip("; ")}
+        return {
+            **result,
+            **_figures([], 0),
+            "asked": False,
+            "error": f"{error.message}; {error.hint}".rstrip("; "),
+        }
     overrides = {"total_steps": steps, "group_size": group_size, "use_wandb": False}
     problem = run_process_mode(resolved, server, overrides, output, log)
     groups = read_groups(output)

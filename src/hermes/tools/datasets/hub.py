@@ -44,6 +44,16 @@ class DatasetHub:
     settings: Settings
     environ: Mapping[str, str]
 
+    @property
+    def url(self) -> str:
+        """hub.url; where that is not set, HF_ENDPOINT, which all libraries of the hub follow."""
+        endpoint = self.environ.get("HF_ENDPOINT") if self._is_default("url") else None
+        return (endpoint or self.settings.hub.url).rstrip("/")
+
+    def _is_default(self, field: str) -> bool:
+        hub = self.settings.hub
+        return bool(getattr(hub, field) == type(hub).model_fields[field].default)
+
     async def inspect(
         self, name: str, config: str | None, split: str | None, offset: int, limit: int
     ) -> DatasetView:
@@ -70,7 +80,7 @@ class DatasetHub:
             return replace(view, notes=(*notes, f"rows cannot be shown: {error}"))
 
     async def _card(self, name: str) -> JSONObject:
-        hub = self.settings.hub.url
+        hub = self.url
         fetched = await self._fetch(f"{hub}/api/datasets/{quote(name, safe='/')}")
         page = f"{hub}/datasets/{name}"
         if fetched.status in (401, 403, 404):
@@ -147,6 +157,10 @@ class DatasetHub:
 
     async def _viewer(self, endpoint: str, **query: str) -> JSONObject:
         """A response of the dataset viewer; _ViewerError if it has none for this dataset."""
+        if self.url != self.settings.hub.url and self._is_default("viewer_url"):
+            raise _ViewerError(
+                f"HF_ENDPOINT names the hub {self.url}; set hub.viewer_url to its dataset viewer"
+            )
         fetched = await self._fetch(f"{self.settings.hub.viewer_url}/{endpoint}?{urlencode(query)}")
         if fetched.status != 200:
             raise _ViewerError(
