@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from hermes.config.yaml_file import limited_yaml
@@ -143,6 +144,7 @@ class Skill:
         }
 
 
+@lru_cache(maxsize=256)  # a batch lists the skills for every rollout, and YAML costs 10 ms a skill
 def parse_skill(text: str, *, file: str, directory: Path, category: str, origin: SkillOrigin) -> Skill:
     """Raises `SkillError` naming the file, the field and the reason."""
     front, body = _split(text, file)
