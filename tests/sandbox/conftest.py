@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.sandbox import open_sandbox, unusable_reason
 from hermes.sandbox.base import Sandbox
+from hermes.sandbox.docker import find_engine
 
 BACKENDS = ("local", "bubblewrap")
 
@@ -21,6 +24,18 @@ def need(backend: str) -> None:
     reason = unusable_reason(backend)
     if reason is not None:
         pytest.skip(f"needs {backend}: {reason}")
+    if backend == "docker" and (problem := _no_image(SandboxSettings().image)):
+        pytest.skip(f"needs the image {SandboxSettings().image}: {problem}")
+
+
+@cache
+def _no_image(image: str) -> str:
+    """Why the engine cannot run this image; empty if it can. An image that is missing is pulled."""
+    engine = find_engine()
+    if subprocess.run([engine, "image", "inspect", image], capture_output=True).returncode == 0:
+        return ""
+    pulled = subprocess.run([engine, "pull", "--quiet", image], capture_output=True, text=True, timeout=300)
+    return pulled.stderr.strip().rpartition("\n")[2] if pulled.returncode else ""
 
 
 @pytest.fixture(params=BACKENDS)

@@ -45,6 +45,9 @@ class Recorder:
 
     async def finish(self, outcome: Outcome) -> None:
         if self._beginning is not None:
-            await asyncio.wait([asyncio.wrap_future(self._beginning)])  # its failure was raised by `append`
+            beginning = asyncio.wrap_future(self._beginning)
+            await asyncio.wait([beginning])
+            if not beginning.cancelled():
+                beginning.exception()  # `append` raised it; asyncio prints what nobody looks at
         if self.begun:
             await asyncio.wrap_future(self._writer.finish(self.header.id, outcome))
