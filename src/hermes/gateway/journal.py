@@ -261,17 +261,17 @@ def _parse_line(line: bytes) -> RecordedCall | Group:
         if "group" in data:
             group = Group(**_known(Group, data["group"]))
             return replace(group, id=str(group.id), facts=dict(group.facts))
-        known = _known(RecordedCall, data["call"])
-        answered = known.pop("answer_protocol", None)
-        known |= {
-            "protocol": Protocol(known["protocol"]),
-            "end": CallEnd(known["end"]),
+        fields = _known(RecordedCall, data["call"])
+        answered = fields.pop("answer_protocol", None)
+        fields |= {
+            "protocol": Protocol(fields["protocol"]),
+            "end": CallEnd(fields["end"]),
             "answer_protocol": Protocol(answered) if answered else None,
-            "headers": {str(name): str(value) for name, value in known["headers"].items()},
+            "headers": {str(name): str(value) for name, value in fields["headers"].items()},
             "request": _unpack(data.get("request")),
             "response": _unpack(data.get("response")),
         }
-        call = RecordedCall(**known)
+        call = RecordedCall(**fields)
         numbers = (call.started_at_ms, call.latency_ms, call.first_byte_ms or 0, call.status)
         if not (all(isinstance(number, int | float) for number in numbers) and isinstance(call.id, str)):
             raise TypeError("a number or a name has another type")

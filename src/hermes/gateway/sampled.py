@@ -143,12 +143,12 @@ class SampledRollout:
             self.refused += 1
             raise UsageError(f"the rollout's {self.max_calls} model calls are spent")
         self._begun += 1
-        other = self.others.named(model_name) if self.others else None
-        if other is None:
+        other_model = self.others.named(model_name) if self.others else None
+        if other_model is None:
             reply = await self.model.complete(replace(request, sampling=self._sampling(request.sampling)))
         else:
-            reply = await other.complete(request)
-        answered_by = other.name if other else ""
+            reply = await other_model.complete(request)
+        answered_by = other_model.name if other_model else ""
         has_tools = bool(request.tools)
         call = SampledCall(new_id(), session, request.messages, has_tools, reply, not_honoured, answered_by)
         self.calls.append(call)

@@ -105,9 +105,9 @@ def settle(recording: Recording, reader: Reader, writer: Writer, price_of: Price
             trajectory.cost_usd,
         )
     if recording.damage:
-        kept = recording.set_aside()
-        for number, why in sorted(recording.damage.items()):
-            _log.warning("%s, line %d cannot be read (%s); the rest was stored", kept, number, why)
+        aside = recording.set_aside()
+        for number, reason in sorted(recording.damage.items()):
+            _log.warning("%s, line %d cannot be read (%s); the rest was stored", aside, number, reason)
     else:
         recording.delete()
     return settled
@@ -197,8 +197,8 @@ def _read_chain(recording: Recording, offsets: list[int]) -> list[_ReadCall]:
     for offset in offsets:
         call = _read(recording.call_at(offset))
         messages = call.request.messages
-        known = [old if old == new else new for old, new in zip(earlier, messages, strict=False)]
-        earlier = (*known, *messages[len(known) :])
+        shared = [old if old == new else new for old, new in zip(earlier, messages, strict=False)]
+        earlier = (*shared, *messages[len(shared) :])
         slim = replace(call.recorded, request=b"", response=b"")
         calls.append(replace(call, recorded=slim, request=replace(call.request, messages=earlier)))
     return calls

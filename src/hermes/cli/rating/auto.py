@@ -119,7 +119,7 @@ async def rate_new(config: Config, filters: Filter) -> None:
     except HermesError as error:
         click.echo(f"not rated: {printable(error.message)}; {printable(error.hint)}", err=True)
         return
-    left_out = "".join(f"; left out: {count} ({why})" for why, count in report.left_out.most_common())
+    left_out = "".join(f"; left out: {count} ({reason})" for reason, count in report.left_out.most_common())
     click.echo(click.style(f"{name} rated {report.rated}{left_out}", dim=True), err=True)
 
 

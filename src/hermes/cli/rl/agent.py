@@ -106,17 +106,17 @@ def _allow_named(config: Config, named: tuple[str, ...]) -> Mapping[str, JSON]:
     from hermes.rl.machine import missing_requirement
 
     allowed = allowed_models(config.settings.rl)
-    others = [model for model in named if model not in allowed]
-    if not others:
+    unlisted = [model for model in named if model not in allowed]
+    if not unlisted:
         return {}
-    missing = next(filter(None, (missing_requirement(config, model) for model in others)), None)
+    missing = next(filter(None, (missing_requirement(config, model) for model in unlisted)), None)
     if missing is not None:
         raise HermesError(missing.problem, missing.fix)
     if not has_person():
-        forbidden = ForbiddenModelError(others[0], allowed)
+        forbidden = ForbiddenModelError(unlisted[0], allowed)
         click.echo(f"warning: {forbidden.message}; {forbidden.hint}", err=True)
         return {}
-    listed = " and ".join(others)
+    listed = " and ".join(unlisted)
     if not confirm(f"The task names {listed}. May it train {listed}, beside {', '.join(allowed)}?", err=True):
         return {}
     return {"rl.model": named[0], "rl.models": [*named[1:], *allowed]}

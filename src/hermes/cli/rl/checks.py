@@ -78,7 +78,7 @@ class TaskOptions(Options):
     )
     train_model: str | None = option(
         None,
-        "With --agent: train only calls that name this model; the others go to the model that they name.",
+        "The program's calls that name this model are trained; others go to the model that they name.",
         metavar="NAME",
     )
     model: str | None = option(

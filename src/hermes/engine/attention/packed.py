@@ -115,14 +115,14 @@ class DenseAttention:
         return _backward(grad, heads, out, lse, self._plans[self._windows[layer]])
 
 
-def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device, given: int = 0) -> Attend:
+def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device, prefix_tokens: int = 0) -> Attend:
     """The `Attend` of one pack. A pack whose sequences are longer than a window must have no shared nodes.
 
-    Of the first `given` tokens, with which all sequences begin, only keys and values are used: the outputs at
-    them have no meaning. Only where attention is dense.
+    Only keys and values of the first `prefix_tokens` tokens, with which all sequences begin, are used: the
+    outputs at them have no meaning. Only where attention is dense.
     """
     windows = pack_windows(pack, spec)
-    nodes = _after(pack.nodes, given) if given else pack.nodes
+    nodes = _after(pack.nodes, prefix_tokens) if prefix_tokens else pack.nodes
     dense: dict[int | None, _Plan] = {}
     varlen: list[Attend] = []
 
@@ -133,7 +133,7 @@ def packed_attend(pack: Pack, spec: ModelSpec, device: torch.device, given: int 
             return varlen[0](layer, q, k, v)
         window = windows[layer]
         if window not in dense:
-            dense[window] = _plan(nodes, window, device, given)
+            dense[window] = _plan(nodes, window, device, prefix_tokens)
         out: Tensor = _DenseFunction.apply(q, k, v, dense[window])  # type: ignore[no-untyped-call]
         return out
 
@@ -146,16 +146,18 @@ def pack_windows(pack: Pack, spec: ModelSpec) -> list[int | None]:
     return [None if window is None or window >= longest else window for window in spec.windows]
 
 
-def _after(nodes: Sequence[Node], given: int) -> Sequence[Node]:
-    """The nodes without the first `given` tokens, which the first node begins with."""
+def _after(nodes: Sequence[Node], prefix_tokens: int) -> Sequence[Node]:
+    """The nodes without the first `prefix_tokens` tokens, which the first node begins with."""
     first = nodes[0]
-    rest = [Node(given, first.end, first.subtree_end, first.depth)] if first.end > given else []
+    rest = (
+        [Node(prefix_tokens, first.end, first.subtree_end, first.depth)] if first.end > prefix_tokens else []
+    )
     return [*rest, *nodes[1:]]
 
 
-def _plan(nodes: Sequence[Node], window: int | None, device: torch.device, given: int = 0) -> _Plan:
+def _plan(nodes: Sequence[Node], window: int | None, device: torch.device, prefix_tokens: int = 0) -> _Plan:
     size = max(node.subtree_end for node in nodes)
-    prefix = (Node(0, given, size, 0),) if given else ()
+    prefix = (Node(0, prefix_tokens, size, 0),) if prefix_tokens else ()
     by_length = sorted(nodes, key=lambda node: node.start - node.end)
     batches: list[list[Node]] = []
     for node in by_length:

@@ -116,10 +116,10 @@ class ProgramEnv(RewardFunctionEnv):
             scores_crashes=config.agent_crash == "score",
         )
         settings = self.hermes_config()
-        others = (
+        other_models = (
             OtherModels(config.train_model, partial(open_model, settings)) if config.train_model else None
         )
-        self._host = ProgramHost(settings.home, others)
+        self._host = ProgramHost(settings.home, other_models)
         self._counts: Counter[str] = Counter()
         self._counted = 0
         await self._host.open(dict(settings.secrets))

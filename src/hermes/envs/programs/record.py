@@ -180,20 +180,22 @@ def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program:
 
 def trained_calls(calls: Sequence[SampledCall], train_side: bool) -> list[SampledCall]:
     """The policy's calls that are trained on: not those beside the task, nor of another distribution."""
-    own = [call for call in calls if not call.other_model]
-    has_tools = any(call.offers_tools for call in own)
+    own_calls = [call for call in calls if not call.other_model]
+    has_tools = any(call.offers_tools for call in own_calls)
     return [
-        call for call in own if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
+        call
+        for call in own_calls
+        if not call.not_honoured and (train_side or call.offers_tools or not has_tools)
     ]
 
 
 def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
     rollout = ended.rollout
-    own = [call.reply.call for call in rollout.calls if not call.other_model]
-    traces = [call.tokens for call in own]
+    own_calls = [call.reply.call for call in rollout.calls if not call.other_model]
+    traces = [call.tokens for call in own_calls]
     echoes = rollout.tokens.echoes if rollout.tokens else None
     answers = {echo: echoes.counts[echo] if echoes else 0 for echo in Echo}
-    first = (own or [call.reply.call for call in rollout.calls])[0]
+    first = (own_calls or [call.reply.call for call in rollout.calls])[0]
     return RolloutFacts(
         exit_code=ended.result.exit_code,
         output=ended.result.output[-_TAIL_CHARS:],
