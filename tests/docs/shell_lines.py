@@ -32,11 +32,13 @@ PLACEHOLDERS = ("…", "...", "|", "[", "<")
 FOREIGN = frozenset(
     {
         "accelerate",
+        "awk",
         "cat",
         "cd",
         "git",
         "openssl",
         "ray",
+        "seq",
         "vllm",
     }  # other people's programs: not checked further
 )

@@ -37,6 +37,7 @@ RECORDED = {
     "howto/resume.md": "a batch and an RL run of 20 minutes",
     "quickstart.md": "the result of the quickstart",
     "tutorials/claude-code-week.md": "what the client left; test_tutorials.py imports it and compares",
+    "tutorials/improve-texts.md": "needs a provider; test_tutorials.py follows it on loopback and compares",
     "tutorials/first-rl-run.md": "a run of 20 minutes; test_tutorials.py makes it and compares",
 }
 """Pages whose output was recorded once: the command takes minutes, or a machine that tests do not have."""

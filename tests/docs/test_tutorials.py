@@ -10,25 +10,30 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.docs.installed import InstalledHermes, install, tracked_files
 from tests.docs.pages import ROOT, blocks
 from tests.docs.scripts import load_script
+from tests.fakes.provider import FakeProvider, Reply, text
 
 TUTORIALS = ROOT / "docs/tutorials"
 FOLLOWED = ("first-dataset", "first-environment", "first-rl-run", "first-rating-round", "claude-code-week")
+BEHIND_AN_API = "improve-texts"
 NOT_FOLLOWED = {"laptop-to-gpu": "needs a GPU and a second machine"}
 NOT_EXECUTED = {
     "hermes rate queue": "a person presses keys; tests/ratings/test_cli.py does it at a terminal",
@@ -48,6 +53,7 @@ class Stranger:
 
     folder: Path
     environ: dict[str, str]
+    not_executed: Collection[str] = tuple(NOT_EXECUTED)
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     run_id: str | None = None
     """Of the RL run that was started last; the pages call it RUN."""
@@ -65,7 +71,7 @@ class Stranger:
         return compared
 
     def _type(self, line: str) -> str:
-        if any(line.startswith(start) for start in NOT_EXECUTED):
+        if any(line.startswith(start) for start in self.not_executed):
             return ""
         if line.startswith("hermes engine serve"):
             return self._serve(line)
@@ -155,7 +161,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory, installed: InstalledHerme
 
 
 def test_every_tutorial_is_followed_or_has_a_reason() -> None:
-    assert {page.stem for page in TUTORIALS.glob("*.md")} == {*FOLLOWED, *NOT_FOLLOWED}
+    assert {page.stem for page in TUTORIALS.glob("*.md")} == {*FOLLOWED, *NOT_FOLLOWED, BEHIND_AN_API}
 
 
 def test_what_is_not_executed_is_in_a_tutorial() -> None:
@@ -195,6 +201,33 @@ def test_a_stranger_follows_the_tutorial(stranger: Stranger, name: str) -> None:
         assert stranger.follow(TUTORIALS / f"{name}.md") > 0
     finally:
         stranger.leave()
+
+
+def test_the_tutorial_behind_an_api_is_followed_against_a_provider(tmp_path: Path) -> None:
+    """Every command of it, against models on loopback that behave as the page says."""
+    drawn = random.Random(3)
+
+    def reply(request: dict[str, Any]) -> Reply:
+        messages = request["messages"]
+        if request["model"] == "gpt-4.1":
+            proposals = ("State the total with two decimals after EUR.", "Be brief.", "Be polite.")
+            return text(f"```\n{drawn.choice(proposals)}\n```")
+        total = re.search(r": (\d+) euros", messages[-1]["content"])
+        assert total is not None
+        knows = "two decimals after EUR" in messages[0]["content"]
+        return text(f"EUR {total[1]}.00" if knows else f"The total is {total[1]} euros.")
+
+    with FakeProvider(reply) as provider:
+        environ = {
+            "HOME": str(tmp_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "LANG": "C.UTF-8",
+            "HERMES_HOME": str(tmp_path / "home"),
+            "OPENAI_BASE_URL": provider.base_url,
+            "OPENAI_API_KEY": "sk-on-loopback-only",
+        }
+        person = Stranger(tmp_path, environ, not_executed=())
+        assert person.follow(TUTORIALS / f"{BEHIND_AN_API}.md") == 2
 
 
 def test_output_that_differs_from_the_page_is_noticed() -> None:

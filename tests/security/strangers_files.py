@@ -212,6 +212,12 @@ def env_config(path: Path) -> object:
     return commandline._read_yaml(path)
 
 
+def proposals(path: Path) -> object:
+    from hermes.policies.text.proposals import Guard, ListedProposals
+
+    return ListedProposals.read(path, Guard.of([], {}), 0)
+
+
 def eval_set(path: Path) -> object:
     return read_eval_set(path)
 
@@ -492,6 +498,7 @@ KINDS = {
     "preference pairs": FileKind("pairs.jsonl", sample_pairs, preferences),
     "token ids for SFT": FileKind("sft.jsonl", sample_ids, chosen),
     "text for SFT": FileKind("sft.parquet", sample_parquet, chosen),
+    "proposed texts": FileKind("proposals.txt", sample_text("Be brief.\n\nBe polite.\n"), proposals),
     "evaluation set": FileKind("eval.jsonl", sample_jsonl, eval_set),
     "configuration of a run": FileKind("run.yaml", sample_text("env: {group_size: 4}\n"), run_file),
     "configuration of an environment": FileKind(

@@ -24,6 +24,7 @@ from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Fact, Header, Message, Relation, Role, Sampling, Source, StopReason, new_id
 from hermes.core.clock import now_ms
+from hermes.core.texts import FILE, NO_TEXTS, SYSTEM_PROMPT, TOOL, Texts, hashes, named, prompt_with
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
@@ -115,7 +116,8 @@ async def open_agent(
         stack.push_async_callback(sandbox.close)
         if sandbox.isolated and plan.workspace is not None:
             _check_workspace(plan.workspace, config)
-        for path, data in plan.files.items():
+        files = named(config.texts, FILE) if plan.workspace is None else {}  # a person's own stay as they are
+        for path, data in {**plan.files, **{path: text.encode() for path, text in files.items()}}.items():
             await sandbox.write_file(path, data)
         if plan.directory is not None:
             sandbox = await work_in(sandbox, plan.directory)
@@ -183,6 +185,7 @@ async def _assemble(
             "sampling": sampling.to_json(),
             "limits": settings.limits.model_dump(exclude_none=True),
             "sandbox": {"backend": sandbox.backend, "network": settings.sandbox.network},
+            **({"texts": hashes(config.texts)} if config.texts else {}),
         },
     )
     loop = AgentLoop(
@@ -203,6 +206,7 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
         loop.bench.sandbox.workspace if works_on_files else None,
         [(skill.name, skill.listing) for skill in skills],
         config.settings.system_prompt,
+        config.texts,
     )
     facts = stored_facts(config.home) if plan.memory and config.settings.memory.enabled else ()
     loop.prepare(Message.system(add_memory(text, facts)), record_as=Message.system(text))
@@ -220,8 +224,12 @@ async def _open_tools(config: Config, plan: RolloutPlan, bench: Workbench) -> li
         tools = [*tools, *await connect_mcp(bench)]
     if plan.user is None:
         tools = _without_memory_tools(tools, plan)
-    tools = [*tools, *plan.extra_tools]
+    tools = [_described(tool, named(config.texts, TOOL)) for tool in (*tools, *plan.extra_tools)]
     return list(map(plan.adapt, tools)) if plan.adapt else tools
+
+
+def _described(tool: Tool, descriptions: Mapping[str, str]) -> Tool:
+    return replace(tool, description=descriptions[tool.name]) if tool.name in descriptions else tool
 
 
 def _without_memory_tools(tools: list[Tool], plan: RolloutPlan) -> list[Tool]:
@@ -297,22 +305,27 @@ def system_prompt(
     workspace: str | None,
     skills: Sequence[tuple[str, str]] = (),
     instead: str | None = None,
+    texts: Texts = NO_TEXTS,
 ) -> str:
     """The built-in prompt, or `instead`, which replaces all of it.
 
-    `skills` are (name, one short line) pairs, listed when the model can open them.
+    `skills` are (name, one short line) pairs, listed when the model can open them. A policy's texts stand in
+    place of what says who the agent is and how it works; the facts about this rollout follow them.
     """
-    if instead is not None:
-        return instead
-    parts = [_IDENTITY]
-    if tools:
-        parts.append(_HOW)
+    if instead is not None and SYSTEM_PROMPT not in texts:
+        return prompt_with(texts, instead)
+    parts = [prompt_with(texts, general_prompt(bool(tools)))]
     if workspace is not None:
         parts.append(f"Your working directory is {workspace}; relative paths start there.")
     if skills:
         lines = [f"- {name}: {line}" for name, line in skills]
         parts.append("Skills you can open with skill_view before a task they fit:\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def general_prompt(with_tools: bool) -> str:
+    """The part of the built-in prompt that does not depend on the rollout."""
+    return f"{_IDENTITY}\n\n{_HOW}" if with_tools else _IDENTITY
 
 
 _OPENING = (

@@ -57,6 +57,8 @@ class RunSpec:
     """Dotted settings from the flags: limits, sampling, sandbox."""
     system_prompt: str | None = None
     """Shown to the model, left out of the dataset."""
+    texts: JSONObject = field(default_factory=dict)
+    """The texts of the policy that answers, by name."""
     prefill: tuple[JSONObject, ...] = ()
     """Messages shown before the prompt, left out of the dataset."""
     reward: str | None = None

@@ -19,7 +19,7 @@ from hermes.models.usage import price_of
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset, unusable_toolsets
 
-_NO_TOOLSETS = ("none",)
+NO_TOOLSETS = ("none",)
 
 
 def with_grader(options: BatchOptions, dataset: Dataset) -> BatchOptions:
@@ -70,7 +70,7 @@ def make_spec(
         )
     if options.distribution and options.toolsets:
         raise UsageError("--distribution and --toolsets exclude each other", "choose one")
-    toolsets = _parse_toolsets(options.toolsets)
+    toolsets = parse_toolsets(options.toolsets)
     return RunSpec(
         name=options.name,
         dataset=options.dataset,
@@ -85,6 +85,7 @@ def make_spec(
         seed=options.seed,
         settings=settings,
         system_prompt=options.ephemeral_system_prompt,
+        texts=dict(config.texts),
         prefill=read_prefill(options.prefill_messages_file),
         reward=options.reward,
         filters=Filters(
@@ -111,7 +112,7 @@ def _missing_toolsets(
     them its point; --allow-missing-toolsets goes on there too.
     """
     essential: set[str] = set()
-    source, names = "--toolsets", toolsets if toolsets and toolsets != _NO_TOOLSETS else ()
+    source, names = "--toolsets", toolsets if toolsets and toolsets != NO_TOOLSETS else ()
     if name := options.distribution:
         percents = distributions.resolve(name, config.settings.distributions)
         names = tuple(toolset for toolset, percent in percents.items() if percent)
@@ -135,11 +136,12 @@ def _missing_toolsets(
     return tuple(reasons)
 
 
-def _parse_toolsets(text: str | None) -> tuple[str, ...] | None:
+def parse_toolsets(text: str | None) -> tuple[str, ...] | None:
+    """The toolsets of a list; `none` stands for no tools, and None for the model's default ones."""
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
-    return _NO_TOOLSETS if names == ["none"] else tuple(check_toolset(name) for name in names)
+    return NO_TOOLSETS if names == ["none"] else tuple(check_toolset(name) for name in names)
 
 
 def read_prefill(path: Path | None) -> tuple[JSONObject, ...]:

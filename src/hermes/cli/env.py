@@ -122,7 +122,7 @@ def check(
 
     named_folders, remaining = _split_options(settings, checks=True)
     as_json, red_team = as_json or "--json" in settings, red_team or "--red-team" in settings
-    path = _locate(environment, (*folders, *named_folders))
+    path = locate_environment(environment, (*folders, *named_folders))
     with waiting(f"playing the tasks of {path.stem}"):
         call = f"{__name__}:check_in_child"
         report = check_file(path, call, remaining, forward, red_team=red_team)
@@ -134,12 +134,12 @@ def check_in_child(report: Callable[[JSON], None], path: str, settings: list[str
     """Checks an environment in this process, a child of `hermes env check`, and reports each finding."""
     from hermes.envs.cli.check import check_class
 
-    check_class(lambda: _load(Path(path)), settings, red_team=red_team, announce=report)
+    check_class(lambda: load_environment(Path(path)), settings, red_team=red_team, announce=report)
 
 
 def load_in_child(report: Callable[[JSON], None], path: str) -> None:
     """Loads an environment in this process, a child of a command that is about to load it itself."""
-    _load(Path(path))
+    load_environment(Path(path))
     report(None)
 
 
@@ -190,13 +190,13 @@ def debug(
     from hermes.safety.text import printable
     from hermes.sandbox.child_call import call_in_child
 
-    path = _locate(environment, folders)
+    path = locate_environment(environment, folders)
     with waiting(f"importing {path.name}"):
         problem = call_in_child(f"{__name__}:load_in_child", {"path": str(path)}, path).problem
     if problem is not None:
         raise problem
     with waiting(f"playing task {number} of {path.stem}"):
-        report = debug_class(lambda: _load(path), settings, number=number, player=player)
+        report = debug_class(lambda: load_environment(path), settings, number=number, player=player)
     if as_json:
         click.echo(json.dumps(report.to_json(), ensure_ascii=False))
         return
@@ -258,7 +258,7 @@ def _mode(name: str, summary: str) -> click.Command:
         if environment is None:
             raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
         named_folders, remaining = _split_options(settings, checks=False)
-        path = _locate(environment, (*folders, *named_folders))
+        path = locate_environment(environment, (*folders, *named_folders))
         atropos.install()
         run_file(path, name, remaining)
 
@@ -293,7 +293,7 @@ def _replica_arguments(
     if package is None and environment is None:
         raise click.UsageError("Missing argument 'ENVIRONMENT', or --verifiers PACKAGE.")
     if package is None and environment is not None:
-        path = _locate(environment, folders + tuple(_split_options(settings, checks=False)[0]))
+        path = locate_environment(environment, folders + tuple(_split_options(settings, checks=False)[0]))
         environment = str(path.absolute()) if Path(environment).is_file() else environment
     options = [word for folder in folders for word in ("--dir", str(folder.absolute()))]
     options += ["--verifiers", package] if package is not None else []
@@ -384,7 +384,7 @@ def install_verifiers(
         click.echo(f"installed; the interpreter is {python}")
 
 
-def _locate(environment: str, folders: tuple[Path, ...]) -> Path:
+def locate_environment(environment: str, folders: tuple[Path, ...]) -> Path:
     from hermes.config.paths import home
     from hermes.envs.cli.discover import environment_folders, locate
 
@@ -415,7 +415,7 @@ def _split_options(settings: tuple[str, ...], *, checks: bool) -> tuple[list[Pat
     return folders, tuple(remaining)
 
 
-def _load(path: Path) -> type:
+def load_environment(path: Path) -> type:
     from hermes.compat import atropos
     from hermes.envs.cli.run import load_class
 

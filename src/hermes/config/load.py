@@ -21,6 +21,7 @@ from hermes.config.settings import Settings
 from hermes.config.validate import SettingProblem, validate
 from hermes.core import JSON, JSONObject
 from hermes.core.names import did_you_mean
+from hermes.core.texts import Texts
 from hermes.disk.files import read_text
 from hermes.errors import ConfigError, UsageError
 
@@ -49,6 +50,8 @@ class Config:
     """Names set in `.env` and not overridden by the process environment."""
     secrets: dict[str, str] = field(repr=False)
     """Name of a variable or setting → secret value; what must never be shown or recorded."""
+    texts: Texts = field(default_factory=dict)
+    """The texts of the policy that answers; none for a model by itself."""
 
     def variable_origin(self, name: str) -> SettingOrigin | None:
         """Where a variable comes from; None if it is unset or empty."""

@@ -150,7 +150,7 @@ def improve(
     needed = ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
     method, reason = choose_method(rows, settings.method, needed)
     comparisons = held_out_comparisons(rows, method, settings.seed)
-    _check_decidable(comparisons, error_rate, needed)
+    check_decidable(len(comparisons), error_rate, needed)
     _name_models(config, settings.base_model, answer_models(rows), agree, progress)
     progress(f"{reason}; {rows.groups}")
     policy_id = new_policy_id()
@@ -170,6 +170,7 @@ def improve(
             until_ms,
             created_at_ms=until_ms,
             name=policy_name(str(result["run_id"]), int(result["step"])),
+            texts=current.texts,
         )
         progress(
             f"comparing {record.label} with policy {current.label} on {len(comparisons)} held-out comparisons"
@@ -206,11 +207,12 @@ def _name_models(
     progress(fact)
 
 
-def _check_decidable(comparisons: list[HeldOutComparison], error_rate: float, needed: RatingsNeeded) -> None:
+def check_decidable(held_out: int, error_rate: float, needed: object) -> None:
+    """UsageError if so few held-out tasks can never decide; `needed` says how many more ratings or tasks."""
     least = fewest_wins(error_rate)
-    if len(comparisons) < least:
+    if held_out < least:
         raise UsageError(
-            f"{len(comparisons)} tasks with held-out ratings can never show that a policy is better:"
+            f"{held_out} held-out tasks can never show that a policy is better:"
             f" at an error rate of {error_rate:.2g} it takes at least {least}",
             f"{needed}; or hold out more (--eval-share), or accept a higher --error-rate",
         )

@@ -40,7 +40,7 @@ class ImprovementFacts:
 def write_report(facts: ImprovementFacts, folder: Path) -> Path:
     """Writes report.md into the folder; its path."""
     path = ensure_dir(folder) / "report.md"
-    atomic_write(path, _markdown(_blocks(facts)))
+    atomic_write(path, markdown(_blocks(facts)))
     return path
 
 
@@ -58,14 +58,24 @@ class Block:
 def verdict_line(facts: ImprovementFacts) -> str:
     """One sentence: what was decided and on which evidence."""
     test = facts.ratings_test
-    score = f"{test.wins} wins, {test.losses} losses, {test.ties} ties on held-out ratings"
-    evidence = f"evidence {test.highest:.3g} of the {1 / test.error_rate:.0f} that promote"
-    if facts.promoted:
-        return f"Promoted: the candidate is better ({score}; {evidence})."
-    if test.decision is SequentialDecision.BETTER:
+    if test.decision is SequentialDecision.BETTER and not facts.promoted:
+        score = _score(test, "ratings")
         return f"Kept the old policy: better on ratings ({score}), but worse on held-out tasks."
+    return decision_line(test, "ratings")
+
+
+def decision_line(test: SequentialTest, on: str) -> str:
+    """What the test says about the candidate, on held-out ratings or tasks."""
+    score = _score(test, on)
+    evidence = f"evidence {test.highest:.3g} of the {1 / test.error_rate:.0f} that promote"
+    if test.decision is SequentialDecision.BETTER:
+        return f"Promoted: the candidate is better ({score}; {evidence})."
     word = "worse" if test.decision is SequentialDecision.WORSE else "not shown to be better"
     return f"Kept the old policy: the candidate is {word} ({score}; {evidence})."
+
+
+def _score(test: SequentialTest, on: str) -> str:
+    return f"{test.wins} wins, {test.losses} losses, {test.ties} ties on held-out {on}"
 
 
 def _blocks(facts: ImprovementFacts) -> list[Block]:
@@ -149,7 +159,7 @@ def _clip(text: str) -> str:
     return plain if len(plain) <= _CHARS else plain[:_CHARS] + "…"
 
 
-def _markdown(blocks: Sequence[Block]) -> str:
+def markdown(blocks: Sequence[Block]) -> str:
     parts: list[str] = []
     for number, block in enumerate(blocks):
         parts.append(f"{'#' if number == 0 else '##'} {block.heading}")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
@@ -39,6 +39,14 @@ class Catalogue:
     skills: tuple[Skill, ...]
     """By category, then name."""
     broken: tuple[BrokenSkill, ...]
+
+    def with_bodies(self, bodies: Mapping[str, str]) -> Catalogue:
+        """The catalogue in which skills of these names have other bodies."""
+        changed = (
+            replace(skill, body=bodies[skill.name]) if skill.name in bodies else skill
+            for skill in self.skills
+        )
+        return replace(self, skills=tuple(changed))
 
     @property
     def categories(self) -> tuple[str, ...]:

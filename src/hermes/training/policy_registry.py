@@ -30,7 +30,7 @@ NAME = "policy"
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:
-    """One policy: an adapter on a base model."""
+    """One policy: a model, an adapter on it or none, and texts around it or none."""
 
     id: str
     base_model: str
@@ -57,6 +57,8 @@ class PolicyRecord:
     created_at_ms: int = 0
     name: str = ""
     """For people: the run and the step, as in `quickstart-1118@step-7`; empty in older records."""
+    texts: JSONObject = field(default_factory=dict)
+    """Name → text (`core/texts.py`), such as the system prompt."""
 
     @property
     def label(self) -> str:

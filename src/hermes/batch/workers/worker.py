@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -194,9 +195,8 @@ def _config(job: WorkerJob) -> Config:
     config = load(settings)
     target = resolve_model(config.settings, config.environ, *job.target)
     provider = {"base_url": target.base_url, "max_concurrency": max(job.concurrency, 1)}
-    return load(
-        {**settings, **{f"providers.{target.provider}.{key}": value for key, value in provider.items()}}
-    )
+    merged = {f"providers.{target.provider}.{key}": value for key, value in provider.items()}
+    return replace(load({**settings, **merged}), texts=job.spec.texts)
 
 
 def _stdout_sender() -> SendReport:

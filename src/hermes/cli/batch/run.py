@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 
@@ -154,7 +155,7 @@ def spec_of(options: BatchOptions, dataset: Dataset) -> tuple[Config, RunSpec]:
     model = asyncio.run(choose_model(config, options.model, base_url)) or config.settings.model
     policy = find_policy(config, model, _note) if base_url is None else None
     if policy is not None:
-        model = policy.name
+        model, config = policy.name, replace(config, texts=policy.texts)
         if policy.base_model == model:
             policy = None
         elif options.toolsets is None and options.distribution is None and policy.toolsets is not None:

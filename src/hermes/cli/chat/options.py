@@ -52,13 +52,19 @@ class ChatOptions:
 def load_config(options: ChatOptions) -> Config:
     """The configuration with this command's flags on top."""
     from hermes.config.load import load
+    from hermes.core.texts import SYSTEM_PROMPT
+    from hermes.rl.weights.open import with_texts
 
     flags = {
         "sandbox.backend": options.sandbox,
         "limits.max_turns": options.max_turns,
         "system_prompt": options.system,
     }
-    return load({**options.settings, **{key: value for key, value in flags.items() if value is not None}})
+    config = load({**options.settings, **{key: value for key, value in flags.items() if value is not None}})
+    config = with_texts(config, options.model, options.base_url)
+    if options.system is None:
+        return config
+    return replace(config, texts={name: text for name, text in config.texts.items() if name != SYSTEM_PROMPT})
 
 
 def apply_template(options: ChatOptions) -> ChatOptions:

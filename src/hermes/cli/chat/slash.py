@@ -65,7 +65,7 @@ async def _help(session: ChatSession, argument: str) -> None:
 
 async def _model(session: ChatSession, argument: str) -> None:
     from hermes.models.open import open_model, served_models
-    from hermes.rl.weights.open import RUN, open_named
+    from hermes.rl.weights.open import RUN, open_named, with_texts
     from hermes.training.policy_registry import names_policy
 
     chat, base_url = session.chat, session.options.base_url
@@ -79,6 +79,7 @@ async def _model(session: ChatSession, argument: str) -> None:
     has_provider = (has_provider and "/" in argument) or names_policy(argument) or argument.startswith(RUN)
     if base_url is None or has_provider:
         new = open_named(chat.config, argument, progress=print_progress)
+        chat.config = with_texts(chat.config, argument)
     else:
         names = await served_models(chat.config, base_url)
         if argument not in names:

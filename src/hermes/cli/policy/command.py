@@ -55,6 +55,9 @@ def show(name: str, as_json: bool) -> None:
     """Show a policy: weights, lineage, ratings, the comparison that decided."""
     import json
     from dataclasses import asdict
+    from textwrap import indent
+
+    from hermes.safety.text import printable
 
     record = _registry().find(name)
     if as_json:
@@ -76,6 +79,8 @@ def show(name: str, as_json: bool) -> None:
     ):
         if value:
             click.echo(f"{label:<13} {value}")
+    for text_name, text in record.texts.items():
+        click.echo(f"\n{text_name}\n{indent(printable(text), '    ')}")
 
 
 @policy.command("promote")

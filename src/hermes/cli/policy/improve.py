@@ -11,10 +11,13 @@ import click
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import DeviceChoice, json_option, stored_variables
-from hermes.config.option import option
-from hermes.policies.improve import ImproveSettings, improve, new_ratings
+from hermes.cli.policy.options import ImproveOptions
+from hermes.cli.policy.text import improve_text
+from hermes.policies.improve import improve, new_ratings
 
 if TYPE_CHECKING:
+    from hermes.cli.terminal.progress import ProgressLines
+    from hermes.config.load import Config
     from hermes.policies.improve import Agree, Improvement
 
 _POLL_S = 3.0
@@ -22,15 +25,6 @@ _OLLAMA = (
     "ollama  hermes rl weights {run} --format gguf --output {run}.gguf && "
     "echo 'FROM ./{run}.gguf' > Modelfile && ollama create {run} && hermes --model ollama/{run}"
 )
-
-
-class ImproveOptions(ImproveSettings):
-    reward: str | None = option(None, "Scores answers to held-out tasks.", metavar="FILE.py:FUNCTION")
-    judge: str | None = option(None, "Chat model that scores answers instead, from 1 to 5.", metavar="MODEL")
-    reward_model: str | None = option(None, "Served reward model that scores answers instead.", metavar="URL")
-    rubric: str | None = option(None, "What the judge is to look at.")
-    watch: bool = option(False, "Wait for ratings, and improve whenever there are enough.")
-    min_new: int = option(50, "New ratings that --watch waits for.", ge=1)
 
 
 @click.command("improve")
@@ -46,7 +40,7 @@ def improve_policy(options: ImproveOptions, as_json: bool) -> None:
     options = options.model_copy(update={"device": device})
     base = click.get_current_context().get_parameter_source("base_model")
     agree = _AgreeOnce(already=base is click.core.ParameterSource.COMMANDLINE)
-    if options.watch:
+    if options.watch and options.text is None:
         _watch(options, agree, as_json)
     else:
         _improve_once(options, agree, as_json)
@@ -72,12 +66,9 @@ class _AgreeOnce:
 
 
 def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Improvement:
-    from hermes.cli.rating.auto import open_rater
     from hermes.cli.terminal.progress import ProgressLines
     from hermes.config.load import load
-    from hermes.config.paths import db_path
     from hermes.errors import UsageError
-    from hermes.store import Reader
 
     config = load()
     raters = [name for name in (options.reward, options.judge, options.reward_model) if name]
@@ -87,14 +78,11 @@ def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Impro
         raise UsageError(
             f"--reward {options.reward}: stored rewards cannot score new answers", "FILE.py:FUNCTION"
         )
-    with Reader(db_path(config.home)) as reader, ProgressLines(to_stderr=as_json) as progress:
-        progress.wait_for("reading the ratings")
-        rater, model = open_rater(config, options.model_dump(), reader) if raters else (None, None)
-        try:
-            result = improve(config, options, rater, progress, agree)
-        finally:
-            if model is not None:
-                asyncio.run(model.close())
+    with ProgressLines(to_stderr=as_json) as progress:
+        if options.text is not None:
+            result = improve_text(options, progress)
+        else:
+            result = _improve_weights(config, options, progress, agree, rated=bool(raters))
     if as_json:
         record = result.record
         facts = {"policy": record.id, "promoted": result.promoted, "decision": record.decision}
@@ -108,6 +96,23 @@ def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Impro
                 run = result.record.run_id
                 click.echo(_OLLAMA.format(run=run))
     return result
+
+
+def _improve_weights(
+    config: Config, options: ImproveOptions, progress: ProgressLines, agree: Agree, *, rated: bool
+) -> Improvement:
+    from hermes.cli.rating.auto import open_rater
+    from hermes.config.paths import db_path
+    from hermes.store import Reader
+
+    with Reader(db_path(config.home)) as reader:
+        progress.wait_for("reading the ratings")
+        rater, model = open_rater(config, options.model_dump(), reader) if rated else (None, None)
+        try:
+            return improve(config, options, rater, progress, agree)
+        finally:
+            if model is not None:
+                asyncio.run(model.close())
 
 
 def _watch(options: ImproveOptions, agree: Agree, as_json: bool) -> None:

@@ -29,6 +29,7 @@ from hermes.agent.build import open_writer
 from hermes.config.environment import RL_RUN_VARIABLE
 from hermes.config.load import Config, load
 from hermes.core import Message, Sampling, new_id
+from hermes.core.texts import Texts
 from hermes.envs.agent import evaluate as agent_evaluate
 from hermes.envs.agent.config import HermesAgentEnvConfig
 from hermes.envs.agent.grading import Range, uses_results_directly
@@ -205,14 +206,19 @@ class HermesAgentBaseEnv(BaseEnv):
         temperature: float | None = None,
         sample_index: int = 0,
         attempt: int = 0,
+        texts: Texts | None = None,
     ) -> ScoredRollout:
-        """One rollout and its reward; raises if there is no reward. `attempt`: earlier groups of the item."""
+        """One rollout and its reward; raises if there is no reward. `attempt`: earlier groups of the item.
+        `texts`: those of a policy, in place of the configuration's."""
         offered = self.toolsets_for(item) if toolsets is None else toolsets
         if isinstance(self.server, LoopBoundServer):
             self.server.bind_to_running_loop()
         async with self._rollout_slots:
+            context = self.rollout_context()
+            if texts is not None:
+                context = replace(context, config=replace(context.config, texts=texts))
             return await run_scored(
-                self.rollout_context(),
+                context,
                 lambda: self._rollout_spec(item, offered, temperature, sample_index, attempt),
                 self.compute_reward,
                 self.run_rollout,

@@ -23,6 +23,7 @@ from hermes.core import (
     Message,
     Outcome,
     Reward,
+    Role,
     Sampling,
     Source,
     Step,
@@ -31,6 +32,7 @@ from hermes.core import (
     content_hash,
 )
 from hermes.core.clock import now_ms
+from hermes.core.texts import Texts, prompt_with
 from hermes.envs.agent.grading import ComputeReward, Range, grade
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.failures import GroupDroppedError
@@ -177,7 +179,7 @@ async def finished_rollout(
     )
     async with open_agent(context.config, context.writer, model, header, plan) as loop:
         budget.turn = lambda: len(loop.messages)
-        for message in spec.opening:
+        for message in with_texts(spec.opening, context.config.texts):
             loop.prepare(message, ephemeral=message.role != "system")
         prompt: str | None = spec.prompt
         steps: list[Step] = []
@@ -198,6 +200,15 @@ async def finished_rollout(
         if not result.turns_used:
             raise GroupDroppedError("prompt too long", f"{result.outcome.detail} (trajectory {header.id})")
         yield result, loop.bench
+
+
+def with_texts(opening: Sequence[Message], texts: Texts) -> list[Message]:
+    """The opening whose system prompt is that of a policy's texts."""
+    prompts = [message.content for message in opening if message.role is Role.SYSTEM]
+    prompt = prompt_with(texts, "\n\n".join(prompts))
+    if not texts or not prompt:
+        return list(opening)
+    return [Message.system(prompt), *(message for message in opening if message.role is not Role.SYSTEM)]
 
 
 async def _record(context: RolloutContext, rollout: ScoredRollout) -> None:

@@ -11,11 +11,13 @@ The base model never answers for weights that cannot be found: that is an error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hermes.config.providers import profiles
 from hermes.core.names import SERVICE_SUFFIX, is_policy_name, policy_name
+from hermes.core.texts import Texts
 from hermes.engine.server.options import ModelOptions
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
@@ -54,6 +56,10 @@ class NamedPolicy:
     """Where a run in progress samples its newest weights; its model is `policy` there."""
     toolsets: tuple[str, ...] | None = None
     """Those that it was trained with; None: not known."""
+    texts: Texts = field(default_factory=dict)
+    """What stands around the model: its system prompt, say."""
+    provider: bool = False
+    """The base model answers at a configured provider, and the policy is texts alone."""
     service_run: RlRun | None = None
     """The run whose service has the weights, and samples them for a price; None: they are on this machine."""
 
@@ -82,7 +88,20 @@ def find_policy(config: Config, model: str | None, progress: Progress | None = N
 
 def of_record(config: Config, record: PolicyRecord) -> NamedPolicy:
     if record.weights is None:
-        return NamedPolicy(record.base_model, ModelOptions(model=record.base_model))
+        providers = profiles(config.settings, config.environ)
+        provider = not is_bundled(record.base_model) and record.base_model.partition("/")[0] in providers
+        options = ModelOptions(model=record.base_model)
+        return NamedPolicy(record.base_model, options, texts=record.texts, provider=provider)
+    return replace(_of_weights(config, record), texts=record.texts)
+
+
+def with_texts(config: Config, model: str | None, base_url: str | None = None) -> Config:
+    """The configuration under which the model of this name answers: with the texts of a policy."""
+    policy = find_policy(config, model or config.settings.model) if base_url is None else None
+    return replace(config, texts=policy.texts if policy else {})
+
+
+def _of_weights(config: Config, record: PolicyRecord) -> NamedPolicy:
     run = _run_of(config, record)
     source = replace(_source_of(config, record), name=record.label)
     if run is None:
@@ -99,10 +118,14 @@ def promote(config: Config, name: str, base_model: str | None = None) -> PolicyR
         record = registry.find(name)
     except UsageError as error:
         record = _new_record(config, name, base_model, error)
-    equal_policies = [policy for policy in registry.policies() if policy.weights == record.weights]
-    record = equal_policies[-1] if equal_policies and record.id != BASE_ID else record
+    policies = registry.policies()
+    if record.id != BASE_ID and record not in policies:
+        equal_policies = [
+            policy for policy in policies if policy.weights == record.weights and not policy.texts
+        ]
+        record = equal_policies[-1] if equal_policies else record
     check_servable(config, record)
-    if record.id != BASE_ID and not equal_policies:
+    if record.id != BASE_ID and record not in policies:
         registry.add(record)
     return registry.promote(record.id, "by hand")
 
@@ -144,8 +167,8 @@ def open_named(
     from hermes.models.usage import FREE
 
     policy = find_policy(config, model or config.settings.model, progress) if base_url is None else None
-    if policy is None:
-        return open_model(config, model, base_url, budget, progress)
+    if policy is None or policy.provider:
+        return open_model(config, policy.base_model if policy else model, base_url, budget, progress)
     opened = open_policy(config, policy, progress)
     return opened if budget is None else MeteredChat(opened, FREE, budget)
 
@@ -156,7 +179,7 @@ def open_policy(config: Config, policy: NamedPolicy, progress: Progress | None =
 
     if policy.url is not None:
         return open_model(config, NAME, policy.url, label=policy.name)
-    if policy.source is None and is_bundled(policy.base_model):
+    if policy.source is None and (policy.provider or is_bundled(policy.base_model)):
         return open_model(config, policy.base_model, progress=progress)
     from hermes.models.local.chat import LocalChat
 

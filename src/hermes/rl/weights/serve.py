@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
 from hermes.engine.server.options import EngineServeOptions
+from hermes.errors import UsageError
 from hermes.rl.process import HERMES
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
@@ -44,6 +45,13 @@ def serve_policy(
 ) -> None:
     """Serves until SIGINT or SIGTERM: weights at a service from here, others by an engine, which this process
     becomes. Returns at once if the policy's run serves it already."""
+    if policy.provider:
+        raise UsageError(
+            f"the policy is texts around {policy.base_model}, which its provider serves: it has no weights",
+            "hermes --model policy, hermes batch and hermes bench use it",
+        )
+    if policy.texts:
+        announce(f"the texts {', '.join(policy.texts)} are not served: hermes --model policy uses them")
     if policy.url is not None:
         announce(f"the run's own engine serves it: {policy.url}, model policy")
         return

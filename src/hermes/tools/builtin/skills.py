@@ -12,11 +12,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hermes.core import JSONObject
+from hermes.core import JSONObject, texts
 from hermes.errors import HermesError, ToolError
 from hermes.tools.base import Tool, Workbench, object_schema
 
 if TYPE_CHECKING:
+    from hermes.config.load import Config
     from hermes.skills.skill import Skill
 
 
@@ -39,7 +40,8 @@ async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
     from hermes.skills.catalogue import list_skills, read_skill_file, skill_files
 
     try:
-        skill = list_skills(_home(bench)).find(arguments["name"])
+        catalogue = list_skills(_home(bench)).with_bodies(_policy_skills(bench))
+        skill = catalogue.find(arguments["name"])
         if "file_path" in arguments:
             return read_skill_file(skill, arguments["file_path"])
     except HermesError as error:
@@ -89,6 +91,11 @@ async def skill_manage(arguments: JSONObject, bench: Workbench) -> str:
 
 def _home(bench: Workbench) -> Path:
     return cast(Path, bench.resources["home"])
+
+
+def _policy_skills(bench: Workbench) -> dict[str, str]:
+    """The bodies that the policy has for skills."""
+    return texts.named(cast("Config", bench.resources["config"]).texts, texts.SKILL)
 
 
 def _runs_here(skill: Skill) -> bool:
