@@ -73,7 +73,7 @@ def test_lines_that_cannot_be_read_are_named_and_the_others_are_stored(config: C
     done = hermes(config, config.home, "record", "--", "true")
     assert done.returncode == 0, done.stderr
     kept = recordings_dir(config) / f"{path.name}.damaged"
-    named = [line.partition(f"{kept}, line ")[2].partition(" ")[0] for line in done.stderr.splitlines()]
+    named = [line.partition(f"{kept}: line ")[2].partition(" ")[0] for line in done.stderr.splitlines()]
     assert list(filter(None, named)) == ["3", "5", "6", "8"]
     assert kept.read_bytes().startswith(b"".join(lines)) and not path.exists()
     assert answers(config) == ["said 0", "said 2", "said 4", "said 6"]
@@ -119,6 +119,20 @@ def test_no_damage_ends_a_recording(config: Config, seed: int) -> None:
     attempts = sum(step.call.attempts - 1 for one in trajectories for step in one.steps if step.call)
     assert kept + attempts == len(readable)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("protocol", ANSWERS)
+def test_halves_of_characters_are_stored(config: Config, protocol: str) -> None:
+    """Clients that cut a text in the middle of a character spell half of it in their JSON."""
+    half = "a\ud83d"
+    tools = [{"name": half, "function": {"name": half}, "type": "function"}]
+    body = body_of(protocol, half, model=half, tools=tools, prompt_cache_key=half)
+    reply = Reply(f"said {half}", half, (Call(half, json.dumps({half: half}), half),))
+    call = recorded("c1", protocol, body, ANSWERS[protocol](body, reply, 1)[0])
+    left_by_a_killed_process(config, [call])
+    Settling(config).recover()
+    (trajectory,) = stored(config)
+    assert trajectory.turns == 1 and not list(recordings_dir(config).glob("*.damaged"))
 
 
 _SETTLED_IN_A_CHILD = r"""

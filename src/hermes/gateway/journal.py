@@ -273,8 +273,10 @@ def _parse_line(line: bytes) -> RecordedCall | Group:
         }
         call = RecordedCall(**fields)
         numbers = (call.started_at_ms, call.latency_ms, call.first_byte_ms or 0, call.status)
-        if not (all(isinstance(number, int | float) for number in numbers) and isinstance(call.id, str)):
-            raise TypeError("a number or a name has another type")
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError("a number has another type")
+        for name in (call.id, call.endpoint, call.provider):
+            name.encode()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, zlib.error) as error:
         raise _DamagedLineError(f"{type(error).__name__}: {str(error)[:200]}") from error
     return call

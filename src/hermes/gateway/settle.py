@@ -44,7 +44,7 @@ from hermes.gateway.wire import Answer, Request
 from hermes.models.fields import as_objects
 from hermes.models.tokens.traces import read_trace
 from hermes.models.usage import cost_usd, reported_cost_usd
-from hermes.store import Filter, ModelInput, Reader, Record, Writer
+from hermes.store import Filter, ModelInput, Reader, Record, RefusedError, Writer
 
 _log = logging.getLogger(__name__)
 PriceOf = Callable[[str], PriceSettings | None]
@@ -88,14 +88,19 @@ class _ReadCall:
 def settle(recording: Recording, reader: Reader, writer: Writer, price_of: PriceOf) -> Settled:
     """Stores what the recording has and deletes it; the result counts what was stored before as well.
 
-    A file with lines that cannot be read is set aside instead, with a warning for each of them.
+    A file of which not everything could be stored is set aside instead, with a warning for each part.
     """
     settled = Settled()
+    problems: list[str] = []
     for record in records(recording, reader, price_of):
         trajectory = record.trajectory
-        if not reader.exists(trajectory.header.id):
-            writer.restore(record).result()
         header = trajectory.header
+        try:
+            if not reader.exists(header.id):
+                writer.restore(record).result()
+        except RefusedError as error:
+            problems.append(error.message)
+            continue
         beside = header.relation in (Relation.SIDE, Relation.DELEGATE)
         settled += Settled(
             (header.id,),
@@ -104,10 +109,13 @@ def settle(recording: Recording, reader: Reader, writer: Writer, price_of: Price
             trajectory.usage,
             trajectory.cost_usd,
         )
-    if recording.damage:
+    problems += [
+        f"line {number} cannot be read ({reason})" for number, reason in sorted(recording.damage.items())
+    ]
+    if problems:
         aside = recording.set_aside()
-        for number, reason in sorted(recording.damage.items()):
-            _log.warning("%s, line %d cannot be read (%s); the rest was stored", aside, number, reason)
+        for problem in problems:
+            _log.warning("%s: %s; the rest was stored", aside, problem)
     else:
         recording.delete()
     return settled
@@ -161,7 +169,7 @@ def _session(recording: Recording, group: Group, offsets: dict[str, int]) -> str
     if not offsets or not group.has_identity:
         return None
     first = _read(recording.call_at(next(iter(offsets.values()))))
-    return first.identity.session or group.id
+    return _storable(first.identity.session or group.id)
 
 
 def _trajectory_ids(tree: Tree) -> dict[str, str]:
@@ -355,7 +363,12 @@ class _Steps:
 def _model_of(call: _ReadCall) -> str:
     """The model's name for people, the model as the answer names it."""
     model = (call.answer and call.answer.model) or call.request.model or "unknown"
-    return model_name(call.recorded.provider, model)
+    return _storable(model_name(call.recorded.provider, model))
+
+
+def _storable(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may spell and no database holds."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _header(
@@ -383,7 +396,7 @@ def _header(
         "failures": failures or None,
         **facts,
     }
-    names = dict.fromkeys(str(tool["name"]) for call in calls for tool in call.request.tools)
+    names = dict.fromkeys(_storable(str(tool["name"])) for call in calls for tool in call.request.tools)
     return Header(
         first.recorded.id,
         Source.RECORD,
