@@ -35,3 +35,19 @@ def test_the_pieces_do_not_matter(size: int) -> None:
         assert line in text
     assert click.style("no heading", bold=True) not in text
     assert _CURSOR.search(text), "a styled line takes the place of the plain one"
+
+
+def test_a_long_line_is_broken_between_words_and_code_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    written: list[str] = []
+    stream = MarkdownStream(written.append)
+    words = " ".join(f"**word{number}**" for number in range(12))
+    code = "print('a line of code is as long as it is written')"
+    stream.feed(f"- {words}\n```\n{code}\n```\n")
+    stream.end()
+    last = "".join(written).split("\x1b[J")[1].partition("```")[0]
+    lines = click.unstyle(last).rstrip().split("\n")
+    assert len(lines) > 1 and all(len(line) <= 40 for line in lines)
+    assert [line[:2] for line in lines] == ["• ", *["  "] * (len(lines) - 1)]
+    assert " ".join(lines).split() == ["•", *(f"word{number}" for number in range(12))]
+    assert click.style(code, fg="cyan") in "".join(written)

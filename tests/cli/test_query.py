@@ -248,3 +248,13 @@ def test_a_retry_is_announced_and_the_examples_of_the_bundled_model_are_not_show
         done = hermes(tmp_path, "-q", "x", *flags(provider))
     assert done.returncode == 0
     assert "The next attempt follows in" in done.stderr
+
+
+def test_a_model_has_a_name_of_ones_own(tmp_path: Path) -> None:
+    with FakeProvider([text("Hello."), text("Hello.")]) as provider:
+        fake = f"providers:\n  fake:\n    base_url: {provider.base_url}\n"
+        (tmp_path / "config.yaml").write_text(f"{fake}model: fast\nmodel_aliases:\n  fast: fake/small\n")
+        named = hermes(tmp_path, "-q", "Hello?", "--model", "fast", "--toolsets", "none", "--json")
+        default = hermes(tmp_path, "-q", "Hello?", "--toolsets", "none", "--json")
+    assert [json.loads(done.stdout)["model"] for done in (named, default)] == ["fake/small"] * 2
+    assert {request.json["model"] for request in provider.posts} == {"small"}

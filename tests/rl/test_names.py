@@ -9,6 +9,7 @@ import pytest
 
 from hermes.core.clock import now_ms
 from hermes.errors import UsageError
+from hermes.rl.render import results_text
 from hermes.rl.run import RlRun, RunState, RunStatus, find_run
 from hermes.rl.run_config import RunConfig
 from hermes.rl.start import new_run_id
@@ -61,3 +62,13 @@ def test_a_damaged_run_costs_itself_and_no_other(tmp_path: Path) -> None:
     assert "worse" in listed.stderr and listed.returncode == 0
     assert "good" in hermes(tmp_path, "rl", "status", "good").stdout
     assert "is damaged" in failure(hermes(tmp_path, "rl", "status", "bad"), 1)[0]
+
+
+def test_a_table_of_results_has_as_many_columns_as_the_terminal_has_room_for() -> None:
+    names = ["reward/mean", "train/loss", "train/learning_rate", "health/group_signal", "probe/gap", "eval/x"]
+    history = [{"step": 1, **dict.fromkeys(names, 0.123456)}]
+    results = {"run_id": "r", "environment": "e", "status": "completed", "steps": 1, "history": history}
+    narrow = results_text(results, 80).split("\n")
+    assert all(len(line) <= 80 for line in narrow[1:-1]) and narrow[1].startswith("step  reward/mean")
+    assert narrow[-1] == "more in a wider terminal or with --json: probe/gap, eval/x"
+    assert "eval/x" in results_text(results).split("\n")[1], "a program gets all of them"

@@ -32,3 +32,10 @@ def test_a_long_line_is_wrapped_beneath_its_text() -> None:
     ]
     assert wrapped("short", 30) == "short"
     assert wrapped("    one two three", 12).split("\n") == ["    one two", "    three"]
+
+
+def test_a_name_is_broken_at_its_parts() -> None:
+    heading = ("step", "train/learning_rate", "reward_part/success")
+    lines = list(aligned_lines([heading, ("1", "0.0004", "0")], 34))
+    assert lines[:2] == ["step  train/         reward_part/", "      learning_rate  success"]
+    assert "".join(wrapped("a" * 30, 20).split("\n")) == "a" * 30

@@ -108,6 +108,7 @@ def resolve_model(
     if base_url is not None:
         return _ad_hoc(settings, environ, model, base_url)
     providers = profiles(settings, environ)
+    model = settings.model_aliases.get(model, model)
     provider, slash, name = model.partition("/")
     if not slash or provider not in providers:
         raise _unknown_provider(model, provider, list(providers))

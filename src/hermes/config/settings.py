@@ -297,6 +297,10 @@ class RlSettings(_Section):
 
 class Settings(_Section):
     model: str = Field(default="hermes/smollm2", description="default model, as provider/name")
+    model_aliases: dict[str, str] = Field(
+        default_factory=dict,
+        description="names of your own for models: name → provider/name, policy or run:RUN",
+    )
     providers: dict[str, ProviderSettings] = Field(
         default_factory=dict, description="further model servers, and changes to the known ones"
     )

@@ -98,7 +98,7 @@ async def choose_model(config: Config, model: str | None, base_url: str | None) 
     UsageError if the server has several and none of them is the configured one.
     """
     if model is not None or base_url is None:
-        return model
+        return model if base_url or model is None else config.settings.model_aliases.get(model, model)
     names = await served_models(config, base_url)
     if len(names) == 1:
         return names[0]

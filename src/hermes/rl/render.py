@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.safety.output.columns import aligned_lines
+from hermes.safety.output.columns import GAP, NARROWEST, aligned_lines, terminal_width
 from hermes.safety.text import printable
 
 EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
@@ -64,7 +64,8 @@ def run_text(description: JSONObject) -> str:
     return "\n".join(map(printable, lines))
 
 
-def results_text(results: JSONObject) -> str:
+def results_text(results: JSONObject, width: int | None = None) -> str:
+    """`width` of the terminal: columns that do not fit are named below the table."""
     lines = [
         f"run {results['run_id']}  {results['environment']}  {results['status']}, {results['steps']} steps"
     ]
@@ -72,8 +73,10 @@ def results_text(results: JSONObject) -> str:
     history = results.get("history", [])
     if history:
         names = ["step", *(name for name in history[-1] if name != "step")]
-        rows = [[_shorten(row.get(name)) for name in names] for row in history]
-        lines += aligned_lines([names, *rows])
+        fitting = names[: max(2, ((width or terminal_width()) + GAP) // (NARROWEST + GAP))]
+        lines += aligned_lines([fitting, *([_shorten(row.get(name)) for name in fitting] for row in history)])
+        if names != fitting:
+            lines.append(f"more in a wider terminal or with --json: {', '.join(names[len(fitting) :])}")
     measured = results.get("evaluations", [])
     if measured:
         names = ["step", *(name for name in EVAL_SHOWN if any(name in row for row in measured))]

@@ -32,6 +32,7 @@ from hermes.cli.chat.slash import COMMANDS, ChatSession, ExitChat, run_command, 
 from hermes.config.load import Config
 from hermes.core import Step, StopReason, Usage
 from hermes.errors import HermesError
+from hermes.safety.output.columns import wrapped
 from hermes.safety.text import printable
 from hermes.store import Filter
 
@@ -54,7 +55,8 @@ async def run_repl(options: ChatOptions) -> None:
         memory=True,
         on_delta=screen.delta,
     )
-    click.echo(f"{model.name}  tools: {', '.join(plan.toolsets) or 'none'}  (/help, Ctrl-D leaves)")
+    tools = f"tools: {', '.join(plan.toolsets) or 'none'}"
+    click.echo(wrapped(f"{printable(model.name)}  {tools}  (/help, Ctrl-D leaves)"))
     if options.no_log:
         click.echo("(nothing of this conversation is recorded)")
     with open_chat_writer(config, options) as writer:

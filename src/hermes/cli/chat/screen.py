@@ -40,6 +40,8 @@ _RESULT_LINES = 4
 _RESULT_CHARS = 100
 _HEADING = re.compile(r"(#{1,6}) +(.*)")
 _BULLET = re.compile(r"( *)[-*+] +(.*)")
+_BULLETED = re.compile(r" *[•│] ")
+_WORDS = re.compile(r" *[^ ]+ *")
 _QUOTE = re.compile(r"> ?(.*)")
 _SPAN = re.compile(r"`([^`]+)`|\*\*(\S(?:.*?\S)?)\*\*")
 
@@ -209,6 +211,26 @@ def _spans(text: str) -> str:
     )
 
 
+def _wrap_words(styled: str, columns: int) -> str:
+    """A line of an answer broken between words, with the indent of its bullet."""
+    from prompt_toolkit.utils import get_cwidth
+
+    plain = click.unstyle(styled)
+    if get_cwidth(plain) <= columns:
+        return styled
+    marks = _BULLETED.match(plain)
+    indent = " " * len(marks[0] if marks else "")
+    lines, used = [""], 0
+    for word in _WORDS.findall(styled):
+        width = get_cwidth(click.unstyle(word.rstrip(" ")))
+        if used + width > columns and used > len(indent):
+            lines.append(indent)
+            used = len(indent)
+        lines[-1] += word
+        used += get_cwidth(click.unstyle(word))
+    return "\n".join(line.rstrip(" ") for line in lines)
+
+
 def is_fence(line: str) -> bool:
     return line.lstrip().startswith(("```", "~~~"))
 
@@ -244,11 +266,13 @@ class MarkdownStream:
             styled = click.style(line, dim=True)
         else:
             styled = style_line(line, in_code=self._in_code)
+        size = shutil.get_terminal_size()
+        if not self._in_code and not is_fence(line):
+            styled = _wrap_words(styled, size.columns)
         if styled == line:
             return
         from prompt_toolkit.utils import get_cwidth
 
-        size = shutil.get_terminal_size()
         rows_above = max(0, get_cwidth(line) - 1) // size.columns
         if rows_above >= size.lines - 1:
             return

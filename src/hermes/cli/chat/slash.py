@@ -17,6 +17,7 @@ from hermes.config.providers import profiles
 from hermes.core import Role, Step, Trajectory
 from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
+from hermes.safety.output.columns import wrapped
 from hermes.safety.text import printable
 
 _RESUMABLE = 10
@@ -58,7 +59,7 @@ async def _agreed(prompt: str) -> bool:
 
 async def _help(session: ChatSession, argument: str) -> None:
     for name, command in COMMANDS.items():
-        click.echo(f"  /{name:<8} {command.help}")
+        click.echo(wrapped(f"  /{name:<8}  {command.help}"))
     click.echo("  @path in a question puts that file into it")
     click.echo("  Alt-Enter starts a new line; Ctrl-C stops the turn; Ctrl-D leaves")
 

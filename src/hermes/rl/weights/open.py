@@ -72,6 +72,7 @@ def find_policy(config: Config, model: str | None, progress: Progress | None = N
     """The policy of a model name; None for a model of a provider. UsageError if it names nothing."""
     if model is None:
         return None
+    model = config.settings.model_aliases.get(model, model)
     if model.startswith(RUN):
         return _run_policy(config, *_run_and_step(model.removeprefix(RUN)))
     if not names_policy(model):

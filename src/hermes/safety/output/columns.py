@@ -14,8 +14,9 @@ from itertools import zip_longest
 
 from hermes.safety.text import printable
 
-_GAP = 2
-_NARROWEST = 12
+GAP = 2
+_PARTS = re.compile(r"[^/_.,:]*[/_.,:]+|[^/_.,:]+")
+NARROWEST = 12
 """Least width of a column that is wrapped."""
 
 
@@ -33,7 +34,7 @@ def aligned_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> It
         cells = [_wrap(cell, room) for cell, room in zip(row, widths, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
             padded = (f"{part:<{room}}" for part, room in zip(parts, widths, strict=True))
-            yield (" " * _GAP).join(padded).rstrip()
+            yield (" " * GAP).join(padded).rstrip()
 
 
 def wrapped(text: str, width: int | None = None) -> str:
@@ -47,18 +48,18 @@ def _wrapped_line(line: str, limit: int) -> list[str]:
         return [line]
     gaps = [match.end() for match in re.finditer(r"\S {2,}(?=\S)", line) if match.end() <= limit // 2]
     indent = gaps[-1] if gaps else len(line) - len(line.lstrip())
-    parts = _wrap(line[indent:], max(_NARROWEST, limit - indent))
+    parts = _wrap(line[indent:], max(NARROWEST, limit - indent))
     return [line[:indent] + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
 def _fitting(longest: Sequence[int], width: int) -> list[int]:
     """Widths of the columns: the widest ones give up what is too much, as far as they can."""
     widths = list(longest)
-    excess = sum(widths) + _GAP * (len(widths) - 1) - width
+    excess = sum(widths) + GAP * (len(widths) - 1) - width
     while excess > 0:
         widest = max(range(len(widths)), key=lambda index: widths[index])
         second_width = sorted(widths)[-2] if len(widths) > 1 else 0
-        room = max(_NARROWEST, min(second_width, widths[widest] - 1), widths[widest] - excess)
+        room = max(NARROWEST, min(second_width, widths[widest] - 1), widths[widest] - excess)
         if room >= widths[widest]:
             break
         excess -= widths[widest] - room
@@ -69,4 +70,14 @@ def _fitting(longest: Sequence[int], width: int) -> list[int]:
 def _wrap(text: str, width: int) -> list[str]:
     if len(text) <= width:
         return [text]
-    return textwrap.wrap(text, width, break_long_words=True, break_on_hyphens=False) or [""]
+    return _NameWrapper(width, break_long_words=True, break_on_hyphens=False).wrap(text) or [""]
+
+
+class _NameWrapper(textwrap.TextWrapper):
+    """Breaks words that are too long behind a sign that joins the parts of a name or path, if it can."""
+
+    def _split(self, text: str) -> list[str]:
+        words = super()._split(text)
+        return [
+            part for word in words for part in (_PARTS.findall(word) if len(word) > self.width else [word])
+        ]
