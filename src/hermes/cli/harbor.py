@@ -58,15 +58,14 @@ def check_harbor(
     from hermes.envs.builtin.harbor import HarborConfig
     from hermes.envs.harbor.check import check_tasks, report_json
     from hermes.envs.harbor.dataset import read_tasks
-    from hermes.envs.harbor.places import open_places
-    from hermes.envs.harbor.trial import sweep
+    from hermes.envs.harbor.places import open_places, sweep_all
 
     config = load()
     choices = {"place": kind, "network": network, "bases": list(bases), "wheels": wheels}
     settings = HarborConfig.model_validate(choices)
     task_folder = read_tasks(folder, config.environ)
-    sweep(config.home)
     places = open_places(config.home, config.settings.sandbox, settings.place_options(), settings.place)
+    sweep_all(config.home, places)
     count, total = 0, len(task_folder.tasks)
 
     def announce(verdict: Verdict) -> None:

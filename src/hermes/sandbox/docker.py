@@ -78,8 +78,8 @@ class DockerSandbox(IsolatedSandbox):
             raise
         return sandbox
 
-    async def _start_container(self) -> None:
-        argv = run_argv(
+    def _start_argv(self) -> list[str]:
+        return run_argv(
             self._engine,
             self._settings,
             self._workspace.path,
@@ -91,6 +91,12 @@ class DockerSandbox(IsolatedSandbox):
             mounts=self._workspace.mounts,
             variables=self._workspace.variables,
         )
+
+    def _kill_all_argv(self) -> list[str]:
+        return kill_all_argv(self._engine, self._name)
+
+    async def _start_container(self) -> None:
+        argv = self._start_argv()
         container = await self._supervisor.start(_launch(argv, "container"), stdin=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(_START_TIMEOUT_S):
@@ -137,7 +143,7 @@ class DockerSandbox(IsolatedSandbox):
     async def kill_all(self) -> None:
         """SandboxError if something is still alive: what it could do to the files would be graded."""
         self._check_alive()
-        launch = _launch(kill_all_argv(self._engine, self._name), "kill")
+        launch = _launch(self._kill_all_argv(), "kill")
         result = await self._supervisor.run(launch, timeout_s=_KILL_TIMEOUT_S)
         self._check_alive()
         if result.exit_code:
@@ -155,7 +161,7 @@ class DockerSandbox(IsolatedSandbox):
         removal = [self._engine, "rm", "--force", self._name]
         try:
             subprocess.run(
-                removal, env=_client_env(), capture_output=True, timeout=_REMOVE_TIMEOUT_S, check=False
+                removal, env=client_env(), capture_output=True, timeout=_REMOVE_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise SandboxError(f"the container {self._name} cannot be removed: {error}", FIX) from error
@@ -263,7 +269,7 @@ def _engine_error(program: str) -> str | None:
     try:
         version = subprocess.run(
             [program, "version"],
-            env=_client_env(),
+            env=client_env(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -276,10 +282,10 @@ def _engine_error(program: str) -> str | None:
 
 
 def _launch(argv: Sequence[str], command: str, max_output_bytes: int = DEFAULT_BYTES) -> Launch:
-    return Launch(argv, command, "/", _client_env(), max_output_bytes=max_output_bytes)
+    return Launch(argv, command, "/", client_env(), max_output_bytes=max_output_bytes)
 
 
-def _client_env() -> dict[str, str]:
+def client_env() -> dict[str, str]:
     """Variables that the client needs to find its engine; they are not passed to the container."""
     prefixes = ("HOME", "PATH", "TMPDIR", "XDG_", "DOCKER_", "CONTAINER", "DBUS_SESSION_BUS_ADDRESS")
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
@@ -293,7 +299,7 @@ READY = "ready"
 _MAX_CPUS = 2
 _LIMITS = "/sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes"
 """The container's own memory limit, in control groups of version 2 and 1."""
-_MAIN = f"echo {READY}; exec cat > /dev/null"
+MAIN = f"echo {READY}; exec cat > /dev/null"
 """Ends when its input ends, which ends with the client that started it, which ends with Hermes."""
 _SHELL = 'if [ -x /bin/bash ]; then exec /bin/bash -c "$1"; else exec /bin/sh -c "$1"; fi'
 _KILL = f"""
@@ -358,11 +364,10 @@ def run_argv(
     """
     memory = f"{settings.memory_mb}m"
     argv = [engine, "run", "--interactive", "--rm", "--init", "--name", name, "--label", LABEL]
-    argv += ["--network", _network(settings)]
+    argv += ["--network", container_network(settings)]
     argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     argv += ["--read-only", "--tmpfs", f"/tmp:rw,exec,nosuid,nodev,size={memory}"]
-    argv += ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
-    argv += ["--cpus", str(_MAX_CPUS), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
+    argv += limit_argv(settings, _MAX_CPUS)
     argv += ["--user", f"{user[0]}:{user[1]}", "--mount", f"type=bind,source={workspace},target={WORKSPACE}"]
     for path in read_only:
         if any(char in path for char in ',"\n'):  # they would end the value of an option
@@ -371,18 +376,30 @@ def run_argv(
         argv += ["--mount", f"type=bind,source={workspace / path},target={target},readonly"]
     for path in shown_paths:
         argv += ["--mount", f"type=bind,source={path},target={path},readonly"]
-    for mount in mounts:
-        read_only_flag = "" if mount.writable else ",readonly"
-        argv += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only_flag}"]
+    argv += mount_argv(mounts)
     for variable, value in (variables or {}).items():
         argv += ["--env", f"{variable}={value}"]
     argv += ["--workdir", WORKSPACE, "--env", f"HOME={WORKSPACE}", "--env", "LANG=C.UTF-8"]
     if Path(engine).name == "podman" and rootless:
         argv += ["--userns", f"keep-id:uid={user[0]},gid={user[1]}"]
-    return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", _MAIN]
+    return [*argv, "--entrypoint", "/bin/sh", settings.image, "-c", MAIN]
 
 
-def _network(settings: SandboxSettings) -> str:
+def limit_argv(settings: SandboxSettings, cpus: int) -> list[str]:
+    memory = f"{settings.memory_mb}m"
+    argv = ["--pids-limit", str(settings.max_processes), "--memory", memory, "--memory-swap", memory]
+    return [*argv, "--cpus", str(cpus), "--ulimit", f"cpu={settings.cpu_s}", "--ulimit", "core=0"]
+
+
+def mount_argv(mounts: Sequence[Mount]) -> list[str]:
+    argv: list[str] = []
+    for mount in mounts:
+        read_only = "" if mount.writable else ",readonly"
+        argv += ["--mount", f"type=bind,source={mount.source},target={mount.target}{read_only}"]
+    return argv
+
+
+def container_network(settings: SandboxSettings) -> str:
     """The engine's bridge only where the settings name what it reaches."""
     if has_own_network(settings):
         raise SandboxError(
@@ -412,6 +429,6 @@ def kill_argv(engine: str, name: str, mark: str) -> list[str]:
     return [engine, "exec", name, "/bin/sh", "-c", _KILL, "sh", mark]
 
 
-def kill_all_argv(engine: str, name: str) -> list[str]:
+def kill_all_argv(engine: str, name: str, *, as_root: bool = False) -> list[str]:
     """Kills whatever any command has left running, whatever it calls itself."""
-    return [engine, "exec", name, "/bin/sh", "-c", KILL_ALL]
+    return [engine, "exec", *(["--user", "0"] if as_root else []), name, "/bin/sh", "-c", KILL_ALL]

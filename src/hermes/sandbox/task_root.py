@@ -103,9 +103,10 @@ def missing_top(path: str) -> str | None:
     return top if top == "/" or top in _shown_tops() else None
 
 
-def copy_for_sandbox(source: Path, target: Path) -> Path:
-    """A copy of a folder that a sandbox may have: links as links, readable and owned by its user."""
-    shutil.copytree(source, target, symlinks=True)
+def copy_for_sandbox(sources: Sequence[Path], target: Path) -> Path:
+    """Copies of folders, laid over one another and owned by the sandbox's user; links stay links."""
+    for source in sources:
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     give_to_sandbox(target)
     return target
 

@@ -17,6 +17,7 @@ from tests.envs.harbor.folders import TOML, write_task
 pytestmark = pytest.mark.skipif(
     unusable_reason("bubblewrap") is not None, reason=f"bubblewrap: {unusable_reason('bubblewrap')}"
 )
+PLACE = ("--env.place", "bubblewrap")
 GIVES = "echo %s > /logs/verifier/reward.txt"
 
 
@@ -36,7 +37,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def check(home: Path, folder: Path, *options: str) -> dict[str, Any]:
-    done = hermes(home, "env", "check", "harbor", str(folder), "--json", *options, timeout_s=300)
+    done = hermes(home, "env", "check", "harbor", str(folder), "--json", *PLACE, *options, timeout_s=300)
     report: dict[str, Any] = json.loads(done.stdout)
     problems = [*report["bad"], *(row for row in report["tasks"] if not row["sound"])]
     assert done.returncode == (1 if problems else 0)
@@ -89,7 +90,9 @@ async def test_training_leaves_out_what_failed(
 
 async def keys(folder: Path, **settings: Any) -> set[str]:
     server = APIServerConfig(base_url="http://127.0.0.1:9/v1", server_type="openai", health_check=False)
-    env = HarborEnv(HarborConfig(dataset_path=str(folder), use_wandb=False, **settings), [server])
+    env = HarborEnv(
+        HarborConfig(dataset_path=str(folder), place="bubblewrap", use_wandb=False, **settings), [server]
+    )
     await env.setup()
     names = {(await env.get_next_item()).key for _ in range(30)}
     await env.close()

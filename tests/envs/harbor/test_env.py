@@ -34,7 +34,7 @@ PLANT = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
 
 def environment(folder: Path, base_url: str = "http://127.0.0.1:9/v1", **settings: Any) -> HarborEnv:
     server = APIServerConfig(base_url=base_url, model_name="policy", server_type="sglang", health_check=False)
-    config = HarborConfig(dataset_path=str(folder), use_wandb=False, **settings)
+    config = HarborConfig(dataset_path=str(folder), place="bubblewrap", use_wandb=False, **settings)
     return HarborEnv(config, [server])
 
 

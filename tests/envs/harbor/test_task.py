@@ -126,7 +126,7 @@ def test_an_unknown_field_anywhere_is_refused() -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    tables = ["", "task", "environment", "environment.healthcheck", "agent", "verifier", "solution"]
+    tables = ["", "environment", "environment.healthcheck", "agent", "verifier", "solution"]
     for _ in range(200):
         field = "".join(draw.choices("abcdefghijklmnop_", k=draw.randint(3, 12))) + "_zz"
         path = draw.choice(tables)
@@ -200,7 +200,10 @@ def test_steps_have_their_own_instructions_and_tests(tmp_path: Path) -> None:
     (folder / "instruction.md").unlink()
     first, second = read_task(folder).stages
     assert (first.instruction, second.instruction) == ("Do the first.", "Do the second.")
-    assert (first.tests, second.tests) == (folder / "tests", folder / "steps/second/tests")
+    assert (first.tests, second.tests) == (
+        (folder / "tests",),
+        (folder / "tests", folder / "steps/second/tests"),
+    )
     assert first.part is not None and first.part.min_reward == {"reward": 0.5}
     assert second.part is not None and second.part.agent.timeout_s == 5
 

@@ -32,10 +32,10 @@ from hermes.envs.builtin.reward_function import split
 from hermes.envs.harbor.check import read_verdicts
 from hermes.envs.harbor.dataset import TaskFolder, read_tasks
 from hermes.envs.harbor.place import PlaceOptions
-from hermes.envs.harbor.places import open_places
+from hermes.envs.harbor.places import open_places, sweep_all
 from hermes.envs.harbor.schema import TaskError
 from hermes.envs.harbor.task import Task
-from hermes.envs.harbor.trial import Trial, open_trial, sweep
+from hermes.envs.harbor.trial import Trial, open_trial
 from hermes.envs.programs.launch import find_program
 from hermes.envs.programs.run import finished_program
 from hermes.envs.rewards.result import RewardResult
@@ -97,10 +97,10 @@ class HarborEnv(ProgramEnv):
                 "Set dataset_path, and neither dataset_name nor reward: --env.dataset_path FOLDER",
             )
         hermes = self.hermes_config()
-        await asyncio.to_thread(sweep, hermes.home)
         self._places = await asyncio.to_thread(
             open_places, hermes.home, hermes.settings.sandbox, config.place_options(), config.place
         )
+        await asyncio.to_thread(sweep_all, hermes.home, self._places)
         folder = await asyncio.to_thread(read_tasks, Path(config.dataset_path), hermes.environ)
         tasks = self._usable(folder)
         self._tasks_to_train, self._held_out_tasks = split(tasks, config.eval_share)

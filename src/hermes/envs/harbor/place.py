@@ -29,7 +29,7 @@ from hermes.disk.files import make_private_dirs
 from hermes.disk.trees import remove_tree
 from hermes.envs.harbor.dockerfile import Copy, Host, Recipe, read_recipe
 from hermes.envs.harbor.schema import Artifact, Machine, NetworkMode, TaskError
-from hermes.envs.harbor.task import Task, sorted_files
+from hermes.envs.harbor.task import Task, folder_digest
 from hermes.sandbox.bubblewrap import BubblewrapSandbox
 from hermes.sandbox.bwrap_args import host_layout
 from hermes.sandbox.directory import work_in
@@ -44,8 +44,10 @@ VERIFIER_LOGS = "/logs/verifier"
 TESTS = "/tests"
 SOLUTION = "/solution"
 _PACKAGES = "/.packages"
+_TEST_PACKAGES = "/.test-packages"
 _AGENT_FILES = "/.agent"
-_FORMAT = 1
+_ENSURE_PIP = "python3 -c 'import pip' 2> /dev/null || python3 -m ensurepip --user --default-pip"
+_FORMAT = 2
 """Of a built root; a change builds them again."""
 
 
@@ -73,6 +75,7 @@ class Place(Protocol):
         variables: Mapping[str, str],
         network: NetworkMode,
         timeout_s: float,
+        user: str | None = None,
         shown_paths: Sequence[str] = (),
         solution: Path | None = None,
     ) -> Sandbox:
@@ -80,7 +83,14 @@ class Place(Protocol):
         ...
 
     async def open_verifier(
-        self, tests: Path, logs: Path, *, variables: Mapping[str, str], network: NetworkMode, timeout_s: float
+        self,
+        tests: Sequence[Path],
+        logs: Path,
+        *,
+        variables: Mapping[str, str],
+        network: NetworkMode,
+        timeout_s: float,
+        user: str | None = None,
     ) -> Sandbox:
         """One in which nothing of the agent runs; `logs` is a new folder, as which it has /logs/verifier."""
         ...
@@ -216,12 +226,7 @@ class BubblewrapPlaces:
 
     def _key(self, environment: Path, machine: Machine, recipe: Recipe) -> str:
         digest = hashlib.sha256(f"{_FORMAT} {recipe} {self._options} {machine.workdir}".encode())
-        for path in sorted_files(environment) if environment.is_dir() else ():
-            content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-            digest.update(
-                f"{path.relative_to(environment)}\0{len(content)}\0".encode("utf-8", "surrogateescape")
-            )
-            digest.update(content)
+        digest.update(folder_digest(environment))
         return digest.hexdigest()[:32]
 
     async def _build(self, environment: Path, machine: Machine, recipe: Recipe, target: Path) -> None:
@@ -249,7 +254,7 @@ class BubblewrapPlaces:
         packages = folder / "packages"
         packages.mkdir()
         give_to_sandbox(packages)
-        mounts = [Mount(packages, _PACKAGES, True)]
+        mounts, pip = [Mount(packages, _PACKAGES, True)], pip_variables(self._options, _PACKAGES)
         settings = limited(self._settings, machine, self._options, "public", machine.build_timeout_s)
         workspace = root.workspace({"HOME": "/root"}, mounts=mounts, shown_paths=self._shown())
         sandbox = await BubblewrapSandbox.open(settings, workspace)
@@ -261,12 +266,13 @@ class BubblewrapPlaces:
                     await _copy(sandbox, environment, action)
                     continue
                 directory = shlex.quote(action.workdir)
-                pip = {"PYTHONUSERBASE": _PACKAGES, "PIP_USER": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+                if "pip" in action.command:
+                    await sandbox.run(_ENSURE_PIP, cwd="/", env=pip)
                 path = f"{_PACKAGES}/bin:{action.variables['PATH']}"
                 ended = await sandbox.run(
                     f"mkdir -p -- {directory} && cd {directory} || exit\n{action.command}",
                     cwd="/",
-                    env={**action.variables, **pip, **self._pip(), "PATH": path},
+                    env={**action.variables, **pip, "PATH": path},
                     timeout_s=machine.build_timeout_s,
                 )
                 if ended.exit_code:
@@ -289,15 +295,13 @@ class BubblewrapPlaces:
     def _shown(self) -> tuple[str, ...]:
         return () if self._options.wheels is None else (str(self._options.wheels),)
 
-    def _pip(self) -> dict[str, str]:
-        return pip_variables(self._options)
 
-
-def pip_variables(options: PlaceOptions) -> dict[str, str]:
-    """Where pip looks for packages."""
-    if options.wheels is None:
-        return {} if options.network == "task" else {"PIP_NO_INDEX": "1"}
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(options.wheels)}
+def pip_variables(options: PlaceOptions, target: str) -> dict[str, str]:
+    """Where pip installs, and where it looks for packages."""
+    variables = {"PYTHONUSERBASE": target, "PIP_USER": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
+    if options.wheels is not None:
+        return {**variables, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(options.wheels)}
+    return variables if options.network == "task" else {**variables, "PIP_NO_INDEX": "1"}
 
 
 async def _copy(sandbox: Sandbox, environment: Path, action: Copy) -> None:
@@ -339,12 +343,17 @@ class BubblewrapPlace:
     folder: Path
     workdir: str
 
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"HOME": "/root", **self.built.variables, **self.machine.variables}
+
     async def open_agent(
         self,
         *,
         variables: Mapping[str, str],
         network: NetworkMode,
         timeout_s: float,
+        user: str | None = None,
         shown_paths: Sequence[str] = (),
         solution: Path | None = None,
     ) -> Sandbox:
@@ -354,20 +363,32 @@ class BubblewrapPlace:
         mounts = [Mount(nothing, VERIFIER_LOGS, False)]
         if solution is not None:
             copy = self.folder / f"solution-{new_id()}"
-            await asyncio.to_thread(copy_for_sandbox, solution, copy)
+            await asyncio.to_thread(copy_for_sandbox, [solution], copy)
             mounts.append(Mount(copy, SOLUTION, True))
         return await self._open(mounts, variables, network, timeout_s, shown_paths)
 
     async def open_verifier(
-        self, tests: Path, logs: Path, *, variables: Mapping[str, str], network: NetworkMode, timeout_s: float
+        self,
+        tests: Sequence[Path],
+        logs: Path,
+        *,
+        variables: Mapping[str, str],
+        network: NetworkMode,
+        timeout_s: float,
+        user: str | None = None,
     ) -> Sandbox:
         copy = self.folder / f"tests-{new_id()}"
         await asyncio.to_thread(copy_for_sandbox, tests, copy)
         logs.mkdir()
         give_to_sandbox(logs)
-        mounts = [Mount(logs, VERIFIER_LOGS, True), Mount(copy, TESTS, True)]
-        # Packages that the agent installed as its user can run code in every Python that starts.
-        extra = {"PYTHONNOUSERSITE": "1", **pip_variables(self.options), **variables}
+        packages = self.folder / f"packages-{new_id()}"
+        packages.mkdir()
+        give_to_sandbox(packages)
+        targets = {VERIFIER_LOGS: logs, TESTS: copy, _TEST_PACKAGES: packages}
+        mounts = [Mount(source, target, True) for target, source in targets.items()]
+        # Not the user's folder of the agent: what it installed there runs code in every Python that starts.
+        path = {"PATH": f"{self.variables['PATH']}:{_TEST_PACKAGES}/bin"}
+        extra = {**pip_variables(self.options, _TEST_PACKAGES), **path, **variables}
         shown_paths = () if self.options.wheels is None else (str(self.options.wheels),)
         return await self._open(mounts, extra, network, timeout_s, shown_paths)
 
@@ -383,9 +404,8 @@ class BubblewrapPlace:
             Mount(self.root.folder / ".logs" / name, f"/logs/{name}", True) for name in ("agent", "artifacts")
         ]
         packages = [Mount(self.built.packages, _PACKAGES, False)]
-        image = {"HOME": "/root", **self.built.variables, **self.machine.variables}
         workspace = self.root.workspace(
-            {**image, **variables}, mounts=[*logs, *packages, *mounts], shown_paths=shown_paths
+            {**self.variables, **variables}, mounts=[*logs, *packages, *mounts], shown_paths=shown_paths
         )
         settings = limited(self.settings, self.machine, self.options, network, timeout_s)
         sandbox = await BubblewrapSandbox.open(settings, workspace)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from hermes.disk.trees import remove_tree
+from hermes.envs.harbor.containers import ContainerPlaces, clean_containers
 from hermes.envs.harbor.place import BubblewrapPlaces, PlaceOptions
 from hermes.envs.harbor.schema import TaskError
 from hermes.envs.harbor.trial import sweep
 from hermes.errors import SandboxError
+from hermes.sandbox.docker import find_engine
 from hermes.sandbox.open import unusable_reason
 
 if TYPE_CHECKING:
@@ -57,6 +59,12 @@ def open_places(home: Path, settings: SandboxSettings, options: PlaceOptions, ki
             kinds.append(("bubblewrap", BubblewrapPlaces(home, settings, options)))
         else:
             reasons.append(reason)
+    if kind in ("auto", "container"):
+        reason = unusable_reason("docker")
+        if reason is None:
+            kinds.append(("container", ContainerPlaces(home, settings, options)))
+        else:
+            reasons.append(reason)
     if not kinds:
         raise SandboxError(
             f"no task can be run on this machine: {'; '.join(reasons)}.",
@@ -75,4 +83,14 @@ def clean(home: Path) -> dict[str, int]:
     folders = sorted(roots.iterdir()) if roots.is_dir() else []
     for path in folders:
         remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return {**removed, "roots": len(folders)}
+    removed["roots"] = len(folders)
+    if unusable_reason("docker") is not None:
+        return removed
+    return {**removed, **clean_containers(find_engine(), images=True)}
+
+
+def sweep_all(home: Path, places: ChosenPlaces) -> None:
+    """Removes what killed trials have left: folders, containers and images."""
+    sweep(home)
+    if any(name == "container" for name, _ in places.kinds):
+        clean_containers(find_engine(), images=False)

@@ -163,17 +163,15 @@ class Table:
 def read_task_file(values: Any, environ: Mapping[str, str] | None = None) -> TaskFile:
     """`environ`: the variables of this machine that `${NAME}` and `${NAME:-default}` stand for."""
     root = Table(values, "", environ or {})
-    for name in ("schema_version", "version"):
-        root.take(name, _schema, None)
+    root.take("schema_version", _schema, None)
+    root.take("version", str, None)  # of the schema in old files; authors state their task's own in it
     root.take("source", _text, None)
-    about = root.table("task")
-    if about is not None:
-        task_name = about.take("name", _text, None)
-        for name in ("version", "description"):
-            about.take(name, _text, None)
-        for name in ("authors", "keywords"):
-            about.take(name, _list, [])
-        about.end()
+    nothing: dict[str, Any] = {}
+    about = root.take("task", _mapping, nothing)  # descriptive, whatever an author writes in it
+    try:
+        task_name = _text(about["name"]) if "name" in about else None
+    except ValueError as error:
+        raise TaskError(f"task.name: {error}.") from error
     machine = _machine(root.table("environment"))
     agent = _agent(root.table("agent"))
     verifier = _verifier(root.table("verifier"))
@@ -182,7 +180,7 @@ def read_task_file(values: Any, environ: Mapping[str, str] | None = None) -> Tas
     if solution:
         solution.end()
     task_file = TaskFile(
-        name=task_name if about is not None else None,
+        name=task_name,
         machine=machine,
         agent=agent,
         verifier=verifier,
@@ -193,7 +191,7 @@ def read_task_file(values: Any, environ: Mapping[str, str] | None = None) -> Tas
             "Literal['mean', 'final']",
             root.take("multi_step_reward_strategy", _choice("mean", "final"), "mean"),
         ),
-        metadata=root.take("metadata", _mapping, {}),
+        metadata={**about, **root.take("metadata", _mapping, nothing)},
     )
     root.end()
     names = [step.name for step in task_file.steps]

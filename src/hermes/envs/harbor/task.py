@@ -33,7 +33,8 @@ class Stage:
     part: StepPart | None
     """None: the task has no steps."""
     instruction: str
-    tests: Path
+    tests: tuple[Path, ...]
+    """Folders that are laid over one another: the task's own, then the step's."""
     solution: Path | None
     """A folder with solve.sh."""
     files: Path | None = None
@@ -104,10 +105,8 @@ def _steps(folder: Path, task_file: TaskFile) -> tuple[Stage, ...]:
 
 
 def _stage(folder: Path, task: Path, part: StepPart | None) -> Stage:
-    tests = folder / "tests"
-    if part is not None and not (tests / _TEST).is_file():
-        tests = task / "tests"
-    if not (tests / _TEST).is_file():
+    tests = tuple(path for path in dict.fromkeys((task / "tests", folder / "tests")) if path.is_dir())
+    if not any((path / _TEST).is_file() for path in tests):
         raise TaskError(f"{_name(task, folder)}tests/{_TEST} is missing.")
     solution = folder / "solution"
     files = folder / "workdir"
@@ -161,6 +160,11 @@ def _digest(folder: Path) -> tuple[str, str]:
         if name.parts[0] == "environment":
             environment.update(data)
     return whole.hexdigest(), environment.hexdigest()
+
+
+def folder_digest(folder: Path) -> bytes:
+    """Of the names, modes and contents of its files."""
+    return _digest(folder)[0].encode() if folder.is_dir() else b""
 
 
 def sorted_files(folder: Path) -> Iterator[Path]:

@@ -107,6 +107,7 @@ class Trial:
             variables=self.task.file.solution_variables if with_solution else {},
             network=self.agent.network or machine.network,
             timeout_s=self.timeout_s,
+            user=self.agent.user,
             shown_paths=shown_paths,
             solution=stage.solution if with_solution and stage is not None else None,
         )
@@ -154,7 +155,8 @@ class Trial:
     async def _score_apart(self, stage: Stage, part: VerifierPart) -> RewardResult:
         """In a fresh place that has the artifacts of the agent's and nothing else of it."""
         machine = part.machine or self.task.file.machine
-        environment = stage.tests if (stage.tests / "Dockerfile").is_file() else self.task.environment
+        own_images = [path for path in stage.tests if (path / "Dockerfile").is_file()]
+        environment = own_images[-1] if own_images else self.task.environment
         folder = self.folder / f"verifier-{new_id()}"
         folder.mkdir(mode=0o711)
         site = await self.places.open(environment, replace(machine, workdir=machine.workdir), folder)
@@ -166,12 +168,17 @@ class Trial:
             await site.close()
 
     async def _run_tests(
-        self, site: Place, tests: Path, part: VerifierPart, machine: Machine
+        self, site: Place, tests: Sequence[Path], part: VerifierPart, machine: Machine
     ) -> RewardResult:
         logs = self.folder / f"logs-{new_id()}"
         network: NetworkMode = part.network or machine.network
         sandbox = await site.open_verifier(
-            tests, logs, variables=part.variables, network=network, timeout_s=part.timeout_s
+            tests,
+            logs,
+            variables=part.variables,
+            network=network,
+            timeout_s=part.timeout_s,
+            user=part.user,
         )
         try:
             ended = await sandbox.run("bash /tests/test.sh", timeout_s=part.timeout_s)

@@ -1,0 +1,199 @@
+"""Harbor tasks in containers, whose image is made of this machine's own programs: no registry is needed."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes.config.settings import SandboxSettings
+from hermes.envs.harbor.cheats import CHEATS
+from hermes.envs.harbor.check import Verdict, check_tasks
+from hermes.envs.harbor.dataset import read_tasks
+from hermes.envs.harbor.place import PlaceOptions
+from hermes.envs.harbor.places import clean, open_places
+from hermes.envs.harbor.schema import TaskError
+from hermes.envs.harbor.task import read_task
+from hermes.envs.harbor.trial import open_trial
+from hermes.envs.rewards.result import RewardResult
+from hermes.errors import SandboxError
+from hermes.sandbox.docker import find_engine
+from hermes.sandbox.open import unusable_reason
+from hermes.sandbox.task_container import labelled
+from tests.envs.harbor.folders import write_task
+
+PROGRAMS = (
+    *(
+        "bash",
+        "sh",
+        "cat",
+        "chmod",
+        "cp",
+        "dirname",
+        "env",
+        "find",
+        "grep",
+        "head",
+        "id",
+        "ln",
+        "ls",
+        "mkdir",
+    ),
+    *("mkdir", "mknod", "mv", "rm", "setsid", "sleep", "tail", "tar", "tee", "touch", "tr", "true", "whoami"),
+)
+BASE = "localhost/hermes-test-base:1"
+DOCKERFILE = f"FROM {BASE}\nWORKDIR /app\nRUN echo 41 > /etc/before\n"
+PASSWD = "root:x:0:0::/root:/bin/sh\nagent:x:1000:1000::/home/agent:/bin/sh\n"
+
+
+def engine_reason() -> str | None:
+    return unusable_reason("docker")
+
+
+pytestmark = pytest.mark.skipif(engine_reason() is not None, reason=f"no container engine: {engine_reason()}")
+
+
+def libraries(program: str) -> list[str]:
+    listing = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    return [word for word in listing.split() if word.startswith("/")]
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An image with a shell and a few programs of this machine."""
+    archive = tmp_path_factory.mktemp("base") / "base.tar"
+    with tarfile.open(archive, "w") as tar:
+        paths = {path for name in PROGRAMS if (path := shutil.which(name, path="/usr/bin:/bin"))}
+        needed = {library for path in paths for library in libraries(path)}
+        for file in sorted(paths | needed):
+            real = Path(file).resolve()
+            entry = tar.gettarinfo(real, f"bin/{Path(file).name}" if file in paths else file)
+            with real.open("rb") as stream:
+                tar.addfile(entry, stream)
+        for name, mode in (("tmp", 0o1777), ("etc", 0o755), ("root", 0o700), ("home/agent", 0o777)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("etc/passwd")
+        entry.size = len(PASSWD)
+        tar.addfile(entry, io.BytesIO(PASSWD.encode()))
+    engine = find_engine()
+    subprocess.run([engine, "import", str(archive), BASE], check=True, capture_output=True)
+    yield BASE
+    clean(tmp_path_factory.mktemp("home"))
+    subprocess.run([engine, "rmi", "--force", BASE], check=False, capture_output=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+async def play(folder: Path, home: Path, command: str | None) -> RewardResult:
+    places = open_places(home, settings(), PlaceOptions(), "container")
+    task = read_task(folder)
+    async with open_trial(task, places.of(task), home) as trial:
+        while trial.stage is not None:
+            await trial.start()
+            if command is None:
+                ended = await trial.solve()
+                assert ended.exit_code == 0, ended.output
+            else:
+                sandbox = await trial.open_agent()
+                await sandbox.run(command, timeout_s=60)
+                await sandbox.close()
+            await trial.score()
+        return trial.reward()
+
+
+def settings() -> SandboxSettings:
+    return SandboxSettings(backend="docker", memory_mb=256)
+
+
+def of_trials() -> dict[str, str]:
+    """Containers and images that belong to this process."""
+    engine = find_engine()
+    everything = {**labelled(engine, "ps"), **labelled(engine, "images")}
+    return {name: owner for name, owner in everything.items() if owner != "kept"}
+
+
+async def test_a_task_runs_in_its_image(tmp_path: Path, home: Path, base: str) -> None:
+    test = '[ "$(cat /etc/before)" = 41 ] && [ "$(cat /app/answer.txt)" = 42 ] && r=1 || r=0; echo $r'
+    folder = write_task(
+        tmp_path / "t", dockerfile=DOCKERFILE, test=f"{test} > /logs/verifier/reward.txt; pwd; id -u"
+    )
+    solved = await play(folder, home, None)
+    assert (solved.value, solved.detail.split()) == (1, ["/app", "0"])
+    assert (await play(folder, home, "true")).value == 0
+    assert (await play(folder, home, "echo 42 > answer.txt; echo x > /etc/new")).value == 1
+    assert (await play(folder, home, "echo 42 > answer.txt; echo 0 > /etc/before")).value == 0
+    assert not of_trials(), "containers and images of a trial are removed at its end"
+
+
+# Root can replace the image's own programs: a task that fears that has a separate verifier. No Python here.
+ATTEMPTS = [name for name in CHEATS if name not in ("programs of its own", "the start of Python")]
+
+
+@pytest.mark.parametrize("cheat", ATTEMPTS)
+async def test_nobody_steals_a_reward_as_root(tmp_path: Path, home: Path, base: str, cheat: str) -> None:
+    test = "ls -A /logs/verifier; ls -A /tests; echo 0 > /logs/verifier/reward.txt"
+    reward = await play(write_task(tmp_path / "t", dockerfile=DOCKERFILE, test=test), home, CHEATS[cheat])
+    assert (reward.value, reward.detail.split()) == (0, ["test.sh"])
+
+
+async def test_users_and_a_separate_verifier(tmp_path: Path, home: Path, base: str) -> None:
+    toml = (
+        'artifacts = ["/app/answer.txt", "/home/agent/dir", "/app/missing"]\n[agent]\nuser = "agent"\n'
+        '[verifier]\nenvironment_mode = "separate"\nuser = "agent"\n'
+    )
+    test = "whoami; cat /app/who /home/agent/dir/f; ls /home/agent; echo 1 > /logs/verifier/reward.txt"
+    dockerfile = f"{DOCKERFILE}RUN chmod 777 /app\n"
+    folder = write_task(tmp_path / "t", toml=toml, test=test, dockerfile=dockerfile)
+    reward = await play(folder, home, "whoami > who; mkdir ~/dir; echo f > ~/dir/f; touch ~/left")
+    assert reward.value == 1 and "left" not in reward.detail and "f" in reward.detail.split()
+    assert reward.detail.split()[0] == "agent" and not of_trials()
+
+
+async def test_an_image_that_cannot_be_had_is_a_sentence(tmp_path: Path, home: Path, base: str) -> None:
+    image = "localhost:1/no/such:image"
+    pulled = write_task(tmp_path / "a", dockerfile=None, toml=f'[environment]\ndocker_image = "{image}"')
+    with pytest.raises(TaskError, match=r"environment\.docker_image"):
+        await play(pulled, home, "true")
+    broken = write_task(tmp_path / "b", dockerfile=f"FROM {BASE}\nRUN echo because; false\n")
+    with pytest.raises(TaskError, match="cannot be built"):
+        await play(broken, home, "true")
+    assert not of_trials()
+
+
+async def test_a_folder_is_checked_in_the_place_that_each_task_needs(
+    tmp_path: Path, home: Path, base: str
+) -> None:
+    write_task(tmp_path / "tasks/plain")
+    write_task(tmp_path / "tasks/own", dockerfile=DOCKERFILE)
+    write_task(tmp_path / "tasks/none", dockerfile=f"FROM {BASE}\nNONSENSE\n")
+    places = open_places(home, settings(), PlaceOptions(), "auto")
+    verdicts = await check_tasks(read_tasks(tmp_path / "tasks").tasks, places, home, solutions=True)
+    by_name: dict[str, Verdict] = {verdict.task: verdict for verdict in verdicts}
+    assert by_name["own"].place == "container" and by_name["own"].sound, by_name["own"]
+    assert not by_name["none"].sound
+    if unusable_reason("bubblewrap") is None:
+        assert by_name["plain"].place == "bubblewrap" and by_name["plain"].sound
+
+
+def test_what_a_killed_process_left_is_cleaned(tmp_path: Path, home: Path, base: str) -> None:
+    engine = find_engine()
+    label = "research.hermes.task=999999999:1"
+    subprocess.run([engine, "create", "--label", label, base, "true"], check=True, capture_output=True)
+    assert json.dumps(clean(home)) and not of_trials()
+
+
+async def test_a_machine_that_is_too_small_is_named(tmp_path: Path, home: Path, base: str) -> None:
+    folder = write_task(tmp_path / "t", dockerfile=DOCKERFILE, toml="[environment]\nstorage_mb = 99999999999")
+    with pytest.raises((TaskError, SandboxError), match="storage_mb"):
+        await play(folder, home, "true")
