@@ -24,7 +24,7 @@ from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Fact, Header, Message, Relation, Role, Sampling, Source, StopReason, new_id
 from hermes.core.clock import now_ms
-from hermes.core.texts import FILE, NO_TEXTS, SYSTEM_PROMPT, TOOL, Texts, hashes, named, prompt_with
+from hermes.core.texts import FILE, NO_TEXTS, SKILL, SYSTEM_PROMPT, TOOL, Texts, hashes, named, prompt_with
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
@@ -199,7 +199,8 @@ async def _assemble(
 
 def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
     """Adds the system prompt that fits the loop's tools, then the plan's examples."""
-    skills = list_skills(config.home).skills if "skills" in plan.toolsets else ()
+    catalogue = list_skills(config.home).with_bodies(named(config.texts, SKILL))
+    skills = catalogue.skills if "skills" in plan.toolsets else ()
     works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
     text = system_prompt(
         loop.tools,

@@ -3,7 +3,7 @@
     system_prompt   who the agent is and how it works; replaces that part of the built-in prompt
     examples        worked examples; they follow the system prompt
     tool:NAME       the description of a tool
-    skill:NAME      the body of a skill
+    skill:NAME      the body of a skill; an empty one hides it
     file:PATH       a file of the workspace, such as AGENTS.md
 
 Pure. Not promised: that a tool or a skill of this name exists; who applies the texts checks it.

@@ -41,12 +41,9 @@ class Catalogue:
     broken: tuple[BrokenSkill, ...]
 
     def with_bodies(self, bodies: Mapping[str, str]) -> Catalogue:
-        """The catalogue in which skills of these names have other bodies."""
-        changed = (
-            replace(skill, body=bodies[skill.name]) if skill.name in bodies else skill
-            for skill in self.skills
-        )
-        return replace(self, skills=tuple(changed))
+        """The catalogue in which skills of these names have other bodies; one with an empty body is gone."""
+        changed = (replace(skill, body=bodies.get(skill.name, skill.body)) for skill in self.skills)
+        return replace(self, skills=tuple(skill for skill in changed if skill.body))
 
     @property
     def categories(self) -> tuple[str, ...]:

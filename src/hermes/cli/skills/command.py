@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hermes.cli.options import CommandGroup, folder_option, json_option
+from hermes.cli.skills.trial import trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,6 +183,9 @@ def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> 
         return
     click.echo(f"drafted {file} from trajectory {draft.trajectory_id}")
     click.echo(f"Edit it, then: hermes skills install {file.parent}")
+
+
+skills.add_command(trial)
 
 
 @skills.command()

@@ -125,7 +125,8 @@ class TextImprovement:
         """Opens its folder: a new one, or that of an unfinished improvement under the same conditions."""
         registry = PolicyRegistry(self.config.home)
         finished = {record.id for record in registry.policies()}
-        digest = content_hash(canonical_json({**conditions, "first": dict(self.first), "seed": self.seed}))
+        start = {"policy": self.current.id, "first": dict(self.first), "error_rate": self.error_rate}
+        digest = content_hash(canonical_json({**conditions, **start, "seed": self.seed}))
         self.policy_id = new_policy_id()
         for path in sorted(registry.folder.glob(f"*/{_CONDITIONS}")):
             if path.parent.name not in finished and _conditions(path) == digest:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def skills_list(arguments: JSONObject, bench: Workbench) -> str:
     from hermes.skills.catalogue import list_skills
 
-    catalogue = list_skills(_home(bench))
+    catalogue = list_skills(_home(bench)).with_bodies(_policy_skills(bench))
     category = arguments.get("category")
     usable = [skill for skill in catalogue.skills if _runs_here(skill)]
     if category and category not in catalogue.categories:
