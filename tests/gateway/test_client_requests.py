@@ -33,7 +33,14 @@ def kinds(trajectory: Trajectory) -> list[StepKind]:
 
 def test_every_client_has_fixtures() -> None:
     clients = {name.rpartition("-")[0] for name in NAMES}
-    assert clients == {"claude-code", "codex", "opencode", "pi", "mini-swe-agent"}
+    assert clients == {"aider", "claude-code", "codex", "opencode", "pi", "mini-swe-agent"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fixtures_hold_no_text_of_others(name: str) -> None:
+    rows = json.loads((client_requests.FOLDER / f"{name}.json").read_text("utf-8"))
+    bodies = [row["body"] for row in rows]
+    assert client_requests.neutral(bodies, "/home/nobody") == bodies
 
 
 @pytest.mark.parametrize("speaks", [EVERYTHING, CHAT], ids=["passed-on", "translated"])
@@ -70,7 +77,9 @@ def check_tree(name: str, trajectories: list[Trajectory]) -> None:
     assert all(one.header.parent_id == main.header.id for one in (*children, *sides))
     assert len(sides) == (1 if agent == "opencode" else 0)  # its title
     assert main.answer == "All done."
-    if job == "two":
+    if job == "none":
+        assert kinds(main) == [StepKind.MODEL] and not children
+    elif job == "two":
         assert kinds(main) == TWO and not children
     else:
         assert kinds(main) == DELEGATED
