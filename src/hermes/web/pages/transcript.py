@@ -224,6 +224,7 @@ def _sorted_relatives(head: TrajectoryHead, relatives: list[Summary]) -> dict[st
         "sub-agents": [],
         "side calls": [],
         "compressed": [],
+        "continued": [],
         "retries": [],
     }
     for summary in relatives:
@@ -235,7 +236,9 @@ def _sorted_relatives(head: TrajectoryHead, relatives: list[Summary]) -> dict[st
             groups["side calls"].append(summary)
         elif summary.relation == Relation.COMPRESSED.value:
             groups["compressed"].append(summary)
-        elif summary.relation in (Relation.RETRY.value, Relation.CONTINUED.value):
+        elif summary.relation == Relation.CONTINUED.value:
+            groups["continued"].append(summary)
+        elif summary.relation == Relation.RETRY.value:
             groups["retries"].append(summary)
         elif summary.relation is None:
             groups["siblings"].append(summary)
