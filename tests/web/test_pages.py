@@ -58,6 +58,17 @@ def test_promote_and_roll_back(policy_site: WebSite) -> None:
     assert "rolled back from 01POLICYB" in policy_site.get("/policies").text
 
 
+def test_a_policy_of_texts_shows_them_as_text_and_is_promoted(policy_site: WebSite) -> None:
+    texts = {"system_prompt": "Be brief.\n<script>alert(1)</script>", "tool:terminal": "Runs a command."}
+    record = PolicyRecord("01TEXTS", "openai/gpt-4.1-mini", None, None, method="text", texts=dict(texts))
+    PolicyRegistry(policy_site.home).add(record)
+    page = policy_site.get("/policies").text
+    assert "text <code>system_prompt</code>" in page and "Runs a command." in page
+    assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
+    assert policy_site.post("/policies/promote", {"policy": "01TEXTS"}).status == 303
+    assert "openai/gpt-4.1-mini" in policy_site.get("/policies").text
+
+
 def test_a_batch_shows_how_its_samples_ended(site: WebSite, ids: list[str]) -> None:
     assert "batch-1" in site.get("/batches").text
     text = site.get("/batches/batch-1").text
