@@ -147,7 +147,10 @@ print(most_kb() - before >> 10)
 """
 
 
-@pytest.mark.parametrize(("turns", "most_mb"), [(150, 25), pytest.param(780, 150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("turns", "most_mb"),
+    [(150, 25), pytest.param(780, 150, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
 def test_memory_does_not_grow_with_a_session(config: Config, turns: int, most_mb: int) -> None:
     """17 MB (500 MB) of requests, of which each has the history of the one before."""
     journal = Journal(recordings_dir(config), {})

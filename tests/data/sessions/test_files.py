@@ -207,7 +207,9 @@ def test_a_long_line_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert done.rows == 1
 
 
-@pytest.mark.parametrize("turns", [3000, pytest.param(25_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "turns", [3000, pytest.param(25_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, turns: int) -> None:
     """60 MB (500 MB) under a limit of 350 MB of data, which the file as Python objects would exceed."""
     path = tmp_path / "huge.jsonl"
