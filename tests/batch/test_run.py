@@ -181,6 +181,19 @@ def test_bad_flags_are_refused_before_anything_is_paid(tmp_path: Path, flags: li
     assert said in done.stderr
 
 
+def test_a_batch_has_no_default_tools_that_need_a_person(tmp_path: Path) -> None:
+    write_tasks(tmp_path, 1)
+    with FakeProvider([text("Done.")], loop=True) as provider:
+        plain = [word for word in command(tmp_path, provider) if word not in ("--toolsets", "math")]
+        done = hermes(tmp_path, *plain)
+        offered = {tool["function"]["name"] for tool in provider.posts[0].json["tools"]}
+        system = provider.posts[0].json["messages"][0]["content"]
+    assert done.returncode == 0, done.stderr
+    assert {"terminal", "read_file"} <= offered
+    assert not offered & {"skill_view", "skills_list", "session_search", "clarify", "memory_save", "memory"}
+    assert "skill_view" not in system
+
+
 def test_toolsets_that_cannot_be_used_are_refused_before_the_start(tmp_path: Path) -> None:
     """--distribution=image_gen without an image model, as a stranger's first command has it."""
     write_tasks(tmp_path, 3)

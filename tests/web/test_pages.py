@@ -13,6 +13,7 @@ from hermes.config.paths import db_path
 from hermes.core import Message, Source
 from hermes.store import Writer
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
+from hermes.web.pages.batches import histogram
 from tests.records import record
 from tests.waiting import wait_until
 from tests.web.samples import fill, keep_adapter
@@ -74,7 +75,20 @@ def test_a_batch_shows_how_its_samples_ended(site: WebSite, ids: list[str]) -> N
     text = site.get("/batches/batch-1").text
     assert "max turns" in text and "limit" in text
     assert re.search(r">16</a>", text) and re.search(r">4</a>", text)
+    assert "<h2>Rewards</h2>" in text and "<dt>Model</dt>" in text
+    grid = text.partition("<h2>Samples</h2>")[2]
+    assert len(re.findall(r'href="/trajectories/[0-9A-Z]{26}"', grid)) == 20
     assert site.get("/batches/nothing").status == 404
+
+
+def test_rewards_are_counted_in_bins() -> None:
+    bins = histogram([0.0, 0.05, 0.5, 1.0, 1.0])
+    assert (
+        len(bins) == 10
+        and [b.trajectories for b in bins if b.trajectories] == [2, 1, 2]
+        and bins[-1].high == 1.0
+    )
+    assert histogram([1.0, 1.0]) == [(1.0, 1.0, 2)] and histogram([]) == []
 
 
 def test_a_dataset_is_seen_before_it_is_written(site: WebSite) -> None:

@@ -8,14 +8,24 @@ from hermes.config.load import Config, SettingOrigin
 from hermes.config.providers import profiles
 from hermes.tools.registry import check_toolset
 
+_FOR_A_PERSON = frozenset({"skills", "session_search", "memory", "clarify"})
+"""Of the default toolsets, those that are of use in a conversation only. The list of skills alone is 40
+lines of every system prompt."""
+
 
 def choose_toolsets(
-    config: Config, model: str, flag: str | None, trained_with: Sequence[str] | None = None
+    config: Config,
+    model: str,
+    flag: str | None,
+    trained_with: Sequence[str] | None = None,
+    *,
+    unattended: bool = False,
 ) -> tuple[str, ...]:
     """The flag's ('a,b' or 'none'), else the configured ones, else the model's, else the default.
 
     The model's toolsets are those it was trained with (`trained_with`), else those of its provider's profile,
-    which a provider of small models sets because they cannot handle many tools.
+    which a provider of small models sets because they cannot handle many tools. `unattended`: a batch has no
+    default toolsets that need a person.
     """
     if flag is not None:
         names = [name.strip() for name in flag.split(",") if name.strip()]
@@ -24,6 +34,8 @@ def choose_toolsets(
     toolsets = trained_with
     if toolsets is None and provider is not None:
         toolsets = provider.toolsets
-    if toolsets is None or config.origins.get("toolsets") is not SettingOrigin.DEFAULT:
-        toolsets = config.settings.toolsets
+    is_default = config.origins.get("toolsets") is SettingOrigin.DEFAULT
+    if toolsets is None or not is_default:
+        left_out = _FOR_A_PERSON if unattended and is_default else frozenset()
+        toolsets = tuple(name for name in config.settings.toolsets if name not in left_out)
     return tuple(check_toolset(name) for name in toolsets)

@@ -130,7 +130,9 @@ def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) ->
             without=spec.missing_toolsets,
         )
     names = [name for name in spec.toolsets or () if name not in spec.missing_toolsets]
-    return choose_toolsets(context.config, _suited(context), ",".join(names) if names else None)
+    return choose_toolsets(
+        context.config, _suited(context), ",".join(names) if names else None, unattended=True
+    )
 
 
 def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:

@@ -110,6 +110,12 @@ def test_it_is_the_same_recipe_in_every_trainers_words(name: str, ask: Ask) -> N
     assert "Qwen3-8B" in json.dumps(found)
 
 
+def test_the_recipe_for_trl_names_the_rows_that_are_held_out(tmp_path: Path) -> None:
+    ask = Ask("e.train.jsonl", "e.eval.jsonl", "trl-sft", base_model="some/model", quantised=False)
+    (path,) = write_recipe(get_recipe("trl"), ask, tmp_path / "e.train.jsonl")
+    assert "# Held out: e.eval.jsonl." in path.read_text() and 'data_files="e.eval.jsonl"' in path.read_text()
+
+
 @pytest.mark.parametrize("form", RECIPES["trl"].formats)
 def test_trl_itself_parses_its_recipe(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from trl import DPOConfig, KTOConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
