@@ -42,6 +42,12 @@ def test_a_workflow_runs_what_exists(path: Path) -> None:
             assert (ROOT / script).is_file(), line
 
 
+def test_the_workflows_are_checked_by_actionlint() -> None:
+    jobs = read(ROOT / ".github/workflows/tests.yml")["jobs"]
+    steps = [step.get("uses", "") for step in jobs["workflows"]["steps"]]
+    assert any(step.startswith("docker://rhysd/actionlint:") for step in steps)
+
+
 def test_the_oldest_supported_python_is_tested() -> None:
     oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     versions = read(ROOT / ".github/workflows/tests.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
