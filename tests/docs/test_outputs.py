@@ -26,6 +26,7 @@ NO_OUTPUT = {
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
     "howto/own-tool.md": "it needs a package of your own",
+    "tasks.md": "a script writes it, with public tasks",
     "sessions.md": "what clients left on a machine; the tutorial shows it",
     "index.md": "the result of the quickstart is on its own page",
 }

@@ -110,8 +110,8 @@ def check(
     if environment == "harbor" and any(not word.startswith("--env.") for word in settings):
         from hermes.cli.harbor import check_harbor
 
-        given = {"--json": as_json, "--red-team": red_team, "--solutions": solutions}
-        flags = [flag for flag, is_on in given.items() if is_on]
+        wanted_flags = {"--json": as_json, "--red-team": red_team, "--solutions": solutions}
+        flags = [flag for flag, is_on in wanted_flags.items() if is_on]
         ctx.exit(check_harbor.main([*flags, *settings], "hermes env check harbor", standalone_mode=False))
     from hermes.cli.terminal.waiting import waiting
     from hermes.envs.cli.check import check_file

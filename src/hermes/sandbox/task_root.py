@@ -75,12 +75,12 @@ class TaskRoot:
         shown_paths: Sequence[str] = (),
     ) -> Workspace:
         """For a sandbox over these files; `mounts` are laid over them."""
-        own = [Mount(self.folder / top[1:], top, True) for top in self.tops if top != _WORKSPACE_TOP]
+        tops = [Mount(self.folder / top[1:], top, True) for top in self.tops if top != _WORKSPACE_TOP]
         return Workspace(
             self.folder / _WORKSPACE_TOP[1:],
             fresh=True,
             shown_paths=tuple(shown_paths),
-            mounts=(*own, *mounts),
+            mounts=(*tops, *mounts),
             variables=variables,
             folder=self.folder,
         )

@@ -71,7 +71,8 @@ async def test_the_image_is_what_the_dockerfile_says(tmp_path: Path, home: Path)
     dockerfile = """\
 # a comment
 ARG WHO=world
-FROM debian:12 AS base
+FROM public.ecr.aws/docker/library/debian:12@sha256:0123 AS base
+RUN mkdir -p /logs/verifier
 ARG WHO
 ENV GREETING="hello there" DIR=/srv/data
 ENV OLD style value

@@ -23,6 +23,8 @@ from hermes.sandbox.task_root import missing_top
 
 _WITHOUT_EFFECT = frozenset({"CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL"})
 _VARIABLE = re.compile(r"(?<!\\)\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
+_REGISTRY = re.compile(r"^(docker\.io/library/|docker\.io/|library/|public\.ecr\.aws/docker/library/)")
+"""Where the same official images are."""
 _HEREDOC = re.compile(r"<<-?\s*([\"']?)(\w+)\1")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _RESERVED = ("/tests", "/solution", "/logs", "/.packages")
@@ -164,8 +166,7 @@ def _instructions(text: str) -> Iterable[tuple[int, str, str, list[str]]]:
 
 def _base(rest: str, host: Host, where: str) -> str:
     words = [word for word in rest.split() if not word.startswith("--platform")]
-    name = words[0].removeprefix("docker.io/").removeprefix("library/") if words else ""
-    name = name.partition("@")[0]
+    name = _REGISTRY.sub("", words[0]).partition("@")[0] if words else ""
     if not any(fnmatch(name, pattern) for pattern in host.bases):
         raise TaskError(
             f"{where}: the base image {name or 'without a name'} is not at hand without an engine."

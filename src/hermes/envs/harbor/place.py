@@ -254,7 +254,11 @@ class BubblewrapPlaces:
         packages = folder / "packages"
         packages.mkdir()
         give_to_sandbox(packages)
-        mounts, pip = [Mount(packages, _PACKAGES, True)], pip_variables(self._options, _PACKAGES)
+        scratch = folder / "logs"  # some images make /logs/verifier; a trial mounts its own
+        scratch.mkdir()
+        give_to_sandbox(scratch)
+        mounts = [Mount(packages, _PACKAGES, True), Mount(scratch, "/logs", True)]
+        pip = pip_variables(self._options, _PACKAGES)
         settings = limited(self._settings, machine, self._options, "public", machine.build_timeout_s)
         workspace = root.workspace({"HOME": "/root"}, mounts=mounts, shown_paths=self._shown())
         sandbox = await BubblewrapSandbox.open(settings, workspace)
