@@ -127,16 +127,18 @@ def _run(options: RecordOptions, words: tuple[str, ...]) -> None:
         return
     log_to_stderr(logging.WARNING)
     config = load()
-    upstream = _upstream(config, options)
     preset = preset_of(words[0])
     if shutil.which(words[0]) is None:
         raise UsageError(f"there is no program '{words[0]}'", "name one that is on the PATH")
     _state_terms(config)
     folder = Path.cwd()
     running = os.environ.get(URL_VARIABLE)
-    if running and upstream is None:
+    if running and options.model is None and options.base_url is None:
         sys.exit(_run_at(checked_url(running, URL_VARIABLE), words))
-    with record_command(config, _relay_options(upstream, options), secrets.token_urlsafe(16)) as recording:
+    with (
+        _upstream(config, options) as upstream,
+        record_command(config, _relay_options(upstream, options), secrets.token_urlsafe(16)) as recording,
+    ):
         facts = {"command": list(words), "folder": str(folder), "run": options.tag}
         recording.note(agent=preset.agent if preset else None, git_before=git_state(folder), **facts)
         with tempfile.TemporaryDirectory(prefix="hermes-record-") as scratch:
@@ -235,28 +237,47 @@ def serve(options: ServeOptions) -> None:
 
     log_to_stderr(logging.WARNING)
     config = load()
-    upstream = _upstream(config, options)
-    _state_terms(config)
-    serving = service.ServeOptions(
-        options.host,
-        options.port,
-        os.environ.get(service.TOKEN_VARIABLE) or None,
-        _relay_options(upstream, options),
-        options.idle,
-    )
 
     def announce(url: str) -> None:
         click.echo(f"gateway on {url} (ANTHROPIC_BASE_URL={url} OPENAI_BASE_URL={url}/v1)")
         sys.stdout.flush()
 
-    settled = service.serve(config, serving, announce)
+    with _upstream(config, options) as upstream:
+        _state_terms(config)
+        serving = service.ServeOptions(
+            options.host,
+            options.port,
+            os.environ.get(service.TOKEN_VARIABLE) or None,
+            _relay_options(upstream, options),
+            options.idle,
+        )
+        settled = service.serve(config, serving, announce)
     if settled.trajectories:
         click.echo(_summary(settled), err=True)
     report_stop("record serve")
 
 
-def _upstream(config: Config, options: UpstreamOptions) -> Upstream | None:
-    """The provider that the options name; None: that of the client's own account."""
+@contextmanager
+def _upstream(config: Config, options: UpstreamOptions) -> Iterator[Upstream | None]:
+    """Who answers: a policy, which is served for the block, or the provider that the options name; None: that
+    of the client's own account."""
+    if options.model is not None and options.base_url is None:
+        from hermes.rl.weights.open import find_policy
+
+        if policy := find_policy(config, options.model, _note):
+            from hermes.rl.weights.serve import policy_upstream
+
+            with policy_upstream(config, policy, _note) as upstream:
+                yield upstream
+            return
+    yield _provider(config, options)
+
+
+def _note(text: str) -> None:
+    click.echo(f"({text})", err=True)
+
+
+def _provider(config: Config, options: UpstreamOptions) -> Upstream | None:
     from hermes.config.providers import CUSTOM, checked_url, resolve_model
     from hermes.gateway.upstream import Upstream, spoken_at
     from hermes.gateway.wire import Protocol

@@ -86,6 +86,8 @@ class RecordedCall:
     response: bytes = field(default=b"", repr=False)
     answer_protocol: Protocol | None = None
     """The protocol of the response, if the call was translated."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of a policy's texts that are in the request, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Journal:
         self._commit: GroupCommit[_Entry] = GroupCommit("hermes-journal", self._flush)
 
     def append(self, group: str, call: RecordedCall, client_key: str | None = None) -> Future[None]:
-        data = asdict(replace(call, headers=dict(call.headers)))
+        data = asdict(replace(call, headers=dict(call.headers), texts=dict(call.texts)))
         del data["request"], data["response"]
         entry = _Entry(group, {"call": data}, call.request, call.response, client_key)
         return self._commit.submit(entry)

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 from hermes.core import JSON, JSONObject, new_id
 from hermes.core.clock import now_ms
+from hermes.core.texts import hashes
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
 from hermes.gateway.coding import Decoder, open_decoder, plain_body
@@ -31,6 +32,7 @@ from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall
 from hermes.gateway.translate.base import Translation
 from hermes.gateway.upstream import Accounts, Upstream, end_to_end, request_headers
 from hermes.gateway.wire import Protocol
+from hermes.gateway.wire.texts import with_texts
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -79,7 +81,9 @@ class _Call:
     body: bytes = b""
     """As it was sent."""
     plain_body: bytes = b""
-    """Without its content coding."""
+    """Without its content coding, and with the texts that the provider gets."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Hashes of these texts."""
     started_at_ms: int = field(default_factory=now_ms)
     started_s: float = field(default_factory=time.perf_counter)
     first_byte_s: float | None = None
@@ -98,7 +102,8 @@ class _HungUpError(Exception):
 class Relay:
     """One application; its connections belong to the event loop that serves it."""
 
-    def __init__(self, journal: Journal, options: RelayOptions) -> None:
+    def __init__(self, journal: Journal | None, options: RelayOptions) -> None:
+        """Without a journal nothing is recorded."""
         self._journal = journal
         self._options = options
         self._client: HttpClient | None = None
@@ -123,6 +128,7 @@ class Relay:
             call.body = await self._read(scope, receive)
             coding = headers.get("content-encoding", "").strip().lower()
             call.plain_body = plain_body(call.body, coding, self._options.max_body_bytes)
+            _add_texts(call)
             await self._watched(call, scope, receive, send, has_version)
         except UsageError as error:
             await self._error(
@@ -189,7 +195,7 @@ class Relay:
                 activity.last_s = time.monotonic()
 
     def _begin(self, call: _Call) -> Activity | None:
-        if call.protocol is None:
+        if call.protocol is None or self._journal is None:
             return None
         activity = self.activity.get(call.group.id)
         if activity is None:
@@ -378,7 +384,7 @@ class Relay:
 
     async def _record(self, call: _Call, end: CallEnd) -> None:
         """On disk when this returns; once, whatever happens afterwards."""
-        if call.protocol is None or call.recorded:
+        if call.protocol is None or call.recorded or self._journal is None:
             return
         call.recorded = True
         now_s = time.perf_counter()
@@ -396,6 +402,7 @@ class Relay:
             call.plain_body,
             b"".join(call.received),
             call.answer_protocol,
+            call.texts,
         )
         key = call.headers.get("x-api-key") or call.headers.get("authorization", "").rpartition(" ")[2]
         await asyncio.wrap_future(
@@ -454,6 +461,13 @@ def _parse(call: _Call) -> JSONObject:
     if not isinstance(body, dict):
         raise UsageError("the request is not a JSON object")
     return body
+
+
+def _add_texts(call: _Call) -> None:
+    """The texts of the policy that answers are put around the request, and recorded with it."""
+    if call.protocol is not None and call.upstream.texts:
+        body, used = with_texts(call.protocol, _parse(call), call.upstream.texts)
+        call.plain_body, call.texts = json.dumps(body).encode(), hashes(used)
 
 
 def _decode(decoder: Decoder | None, chunk: bytes) -> bytes:

@@ -23,9 +23,10 @@ from hermes.gateway import journal as journals
 from hermes.gateway.journal import Group, Journal, Recording
 from hermes.gateway.relay import Relay, RelayOptions
 from hermes.gateway.settle import Settled, settle
+from hermes.gateway.upstream import Upstream
 from hermes.models.usage import price_of
 from hermes.safety.access import TokenScheme
-from hermes.serving import HttpSettings, listen, run_event_loop, serve_in_thread, serve_until_signal
+from hermes.serving import HttpSettings, Listener, listen, run_event_loop, serve_in_thread, serve_until_signal
 from hermes.store import Reader, Writer
 
 TOKEN_VARIABLE = "HERMES_RECORD_TOKEN"
@@ -123,6 +124,18 @@ def serve(config: Config, options: ServeOptions, announce: Callable[[str], None]
         return _settle_rest(relay, journal, settling)
     finally:
         journal.close()
+
+
+def forward(upstream: Upstream, port: int, announce: Callable[[str], None]) -> None:
+    """Passes calls on until SIGINT or SIGTERM, and records none of them."""
+    relay = Relay(None, RelayOptions(upstream))
+
+    async def main(listener: Listener) -> None:
+        await serve_until_signal(relay, listener, HttpSettings(), announce=announce)
+        await relay.close()
+
+    with _quiet_server(), listen("127.0.0.1", port) as listener:
+        run_event_loop(main(listener))
 
 
 def _settle_rest(relay: Relay, journal: Journal, settling: Settling) -> Settled:

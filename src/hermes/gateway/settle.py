@@ -394,6 +394,7 @@ def _header(
         "thread": first.identity.thread or None,
         "headers": dict(first.recorded.headers),
         "failures": failures or None,
+        "texts": dict(first.recorded.texts) or None,
         **facts,
     }
     names = dict.fromkeys(_storable(str(tool["name"])) for call in calls for tool in call.request.tools)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
+from hermes.core.texts import Texts
 from hermes.gateway.http_client import RawHeaders
 from hermes.gateway.wire import Protocol
 
@@ -38,6 +39,8 @@ class Upstream:
     """Sent in place of the client's own; None: the client's own is passed on."""
     model: str | None = None
     """Asked in place of the one that the client names."""
+    texts: Texts = field(default_factory=dict)
+    """Put around each request (`wire/texts.py`); only with `model`."""
 
     @property
     def root(self) -> str:

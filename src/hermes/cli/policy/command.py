@@ -158,7 +158,8 @@ def delete(name: str, yes: bool, as_json: bool) -> None:
 def serve(name: str, port: int | None) -> None:
     """Serve a policy, or the weights of a run, over the OpenAI API.
 
-    It is the only model there, so that the base model never answers in its place.
+    It is the only model there, so that the base model never answers in its place. Its texts are put around
+    each request: the system prompt and the examples where the request has no system prompt of its own.
     """
     serve_named(name, port)
 
@@ -171,9 +172,13 @@ def serve_named(name: str, port: int | None) -> None:
 
     config = load()
     model = name if name.startswith(RUN) or name == "policy" else f"policy:{name}"
-    policy = find_policy(config, model, lambda note: click.echo(f"({note})", err=True))
+
+    def progress(note: str) -> None:
+        click.echo(f"({note})", err=True)
+
+    policy = find_policy(config, model, progress)
     assert policy is not None, "the name has the form of a policy's"
-    serve_policy(config, policy, port, click.echo)
+    serve_policy(config, policy, port, click.echo, progress)
     if policy.url is None:
         report_stop("rl serve")
 

@@ -6,19 +6,24 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hermes.config.environment import without_stored
+from hermes.config.providers import CUSTOM, resolve_model
 from hermes.engine.server.options import EngineServeOptions
-from hermes.errors import UsageError
+from hermes.gateway.presets import LOCAL_KEY
+from hermes.gateway.service import forward
+from hermes.gateway.upstream import Upstream, spoken_at
+from hermes.gateway.wire.texts import is_served
 from hermes.rl.process import HERMES
 from hermes.rl.service import connect
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_process
 from hermes.rl.weights.open import NamedPolicy, Progress, adapter_folder
+from hermes.training.policy_registry import NAME
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -40,18 +45,34 @@ def served(config: Config, policy: NamedPolicy, progress: Progress) -> Iterator[
         yield f"{url}/v1"
 
 
-def serve_policy(
-    config: Config, policy: NamedPolicy, port: int | None, announce: Callable[[str], None]
-) -> None:
-    """Serves until SIGINT or SIGTERM: weights at a service from here, others by an engine, which this process
-    becomes. Returns at once if the policy's run serves it already."""
+@contextmanager
+def policy_upstream(config: Config, policy: NamedPolicy, progress: Progress) -> Iterator[Upstream]:
+    """Where the policy answers for the block (its provider, its run, an engine), and its texts."""
+    texts = {name: text for name, text in policy.texts.items() if is_served(name)}
+    if unserved := [name for name in policy.texts if name not in texts]:
+        progress(f"not in a request: {', '.join(unserved)}; hermes --model policy uses them too")
     if policy.provider:
-        raise UsageError(
-            f"the policy is texts around {policy.base_model}, which its provider serves: it has no weights",
-            "hermes --model policy, hermes batch and hermes bench use it",
-        )
-    if policy.texts:
-        announce(f"the texts {', '.join(policy.texts)} are not served: hermes --model policy uses them")
+        target = resolve_model(config.settings, config.environ, policy.base_model)
+        url = target.base_url
+        yield Upstream(target.provider, url, spoken_at(url), target.api_key, target.model, texts)
+        return
+    model = policy.name if policy.url is None else NAME
+    with nullcontext(policy.url) if policy.url is not None else served(config, policy, progress) as url:
+        yield Upstream(CUSTOM, url, spoken_at(url), LOCAL_KEY, model, texts)
+
+
+def serve_policy(
+    config: Config,
+    policy: NamedPolicy,
+    port: int | None,
+    announce: Callable[[str], None],
+    progress: Progress,
+) -> None:
+    """Serves until SIGINT or SIGTERM: texts, and weights at a service, from here; other weights by an engine,
+    which this process becomes. Returns at once if the policy's run serves it already."""
+    if policy.texts or policy.provider:
+        _serve_texts(config, policy, port, announce, progress)
+        return
     if policy.url is not None:
         announce(f"the run's own engine serves it: {policy.url}, model policy")
         return
@@ -68,6 +89,23 @@ def serve_policy(
     options = _options(policy, chosen).model_copy(update={"state_dir": config.home / "engine"})
     command = (*HERMES, *options.arguments())
     os.execve(command[0], command, {**without_stored(os.environ), "HERMES_HOME": str(config.home)})
+
+
+def _serve_texts(
+    config: Config,
+    policy: NamedPolicy,
+    port: int | None,
+    announce: Callable[[str], None],
+    progress: Progress,
+) -> None:
+    """The policy behind a gateway that puts its texts around each request."""
+    with policy_upstream(config, policy, progress) as upstream:
+        around = f" with {', '.join(upstream.texts)}" if upstream.texts else ""
+
+        def serving(url: str) -> None:
+            announce(f"serving {policy.name}{around} at {url}/v1, model {upstream.model}")
+
+        forward(upstream, port if port is not None else ports.choose(ports.ENGINE_PORT), serving)
 
 
 @contextmanager
