@@ -4,7 +4,7 @@
 #
 #     sh scripts/release.sh [PYTHON]        needs pip and venv; PyTorch is found as pip is configured to
 #
-# The notes are the part of CHANGELOG.md under the version of src/hermes/__init__.py, or under Unreleased.
+# The notes are the parts of CHANGELOG.md under Unreleased and under the version of src/hermes/__init__.py.
 set -eu
 cd "$(dirname "$0")/.."
 python=${1:-python3}
@@ -26,8 +26,7 @@ version=$(basename "$wheel" | cut -d - -f 2)
 mkdir "$place/folder"
 (cd "$place/folder" && HERMES_HOME="$place/home" "$place/empty/bin/hermes" quickstart --fast)
 
-heading="## $version"
-grep -q "^$heading" CHANGELOG.md || heading="## Unreleased"
-awk -v heading="$heading" '/^## / { inside = index($0, heading) == 1; next } inside' CHANGELOG.md >dist/notes.md
+awk -v version="## $version" '/^## / { inside = $0 == "## Unreleased" || index($0 " ", version " ") == 1; next } inside' \
+    CHANGELOG.md >dist/notes.md
 [ -s dist/notes.md ] || { echo "error: CHANGELOG.md has neither $version nor Unreleased" >&2; exit 1; }
 echo "$version: $(ls dist | tr '\n' ' ')"

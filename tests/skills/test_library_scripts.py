@@ -147,6 +147,45 @@ class TestReviewTable:
         assert code == 1
         assert "needs --reason" in error
 
+    def test_earlier_reviews_are_found_and_compared_with_a_draft(self, tmp_path: Path) -> None:
+        papers = [
+            {"id": f"2305.2005{n}v1", "title": title, "authors": [], "published": "2023-05-31"}
+            for n, title in enumerate(("Steps", "Answers", "Games"))
+        ]
+        record = tmp_path / "reviews" / "rewards.jsonl"
+        record.parent.mkdir()
+        (tmp_path / "reviews" / "other.jsonl").write_text('{"id": 1}\nno JSON\n')
+        file, search = ("--file", str(record)), json.dumps({"total": 3, "papers": papers})
+        run_script(self.SCRIPT, *file, "add", "--query", "q", stdin=search, cwd=tmp_path)
+        decide = (*file, "decide")
+        run_script(self.SCRIPT, *decide, "2305.20050", "include", "--claim", "beats answers", cwd=tmp_path)
+        run_script(self.SCRIPT, *decide, "2305.20051", "exclude", "--reason", "one seed", cwd=tmp_path)
+        run_script(self.SCRIPT, *decide, "2305.20052", "include", cwd=tmp_path)
+        _, every, _ = run_script(self.SCRIPT, "find", cwd=tmp_path)
+        assert every == "reviews/rewards.jsonl: 3 papers, 2 included\n"
+        _, two, _ = run_script(self.SCRIPT, "find", "ANSWERS", cwd=tmp_path)
+        assert two.splitlines()[1:] == [
+            "  2305.20050  include  Steps: beats answers",
+            "  2305.20051  exclude  Answers: one seed",
+        ]
+        (tmp_path / "draft.tex").write_text(
+            r"Steps help \citep[see][]{cobbe2021, 2305.20051}, \cite{lightman}."
+        )
+        (tmp_path / "refs.bib").write_text("@misc{lightman,\n  eprint = {2305.20050},\n}\n")
+        drafts = ("cited", "draft.tex", "refs.bib")
+        code, out, _ = run_script(self.SCRIPT, *file, *drafts, cwd=tmp_path)
+        assert (code, out.splitlines()) == (
+            1,
+            [
+                "cited and included: 1",
+                "cited and not in the record: cobbe2021",
+                "cited and not included: 2305.20051",
+                "included and not cited: 2305.20052",
+            ],
+        )
+        (tmp_path / "draft.tex").write_text(r"\cite{lightman} and \citet{2305.20052}")
+        assert run_script(self.SCRIPT, *file, *drafts, cwd=tmp_path)[0] == 0
+
 
 class TestCompareSamples:
     SCRIPT = LIBRARY / "mlops" / "lm-evaluation-harness" / "scripts" / "compare_samples.py"

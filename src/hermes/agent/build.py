@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hermes.agent.capture import Recorder
 from hermes.agent.loop import AgentLoop
+from hermes.agent.toolset_choice import lists_all_skills
 from hermes.config import paths
 from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
@@ -208,6 +209,7 @@ def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
         [(skill.name, skill.listing) for skill in skills],
         config.settings.system_prompt,
         config.texts,
+        lists_skills=lists_all_skills(config, loop.model.name),
     )
     facts = stored_facts(config.home) if plan.memory and config.settings.memory.enabled else ()
     loop.prepare(Message.system(add_memory(text, facts)), record_as=Message.system(text))
@@ -307,10 +309,13 @@ def system_prompt(
     skills: Sequence[tuple[str, str]] = (),
     instead: str | None = None,
     texts: Texts = NO_TEXTS,
+    *,
+    lists_skills: bool = True,
 ) -> str:
     """The built-in prompt, or `instead`, which replaces all of it.
 
-    `skills` are (name, one short line) pairs, listed when the model can open them. A policy's texts stand in
+    `skills` are (name, one short line) pairs, listed when the model can open them; without `lists_skills` the
+    prompt says only how to search them. A policy's texts stand in
     place of what says who the agent is and how it works; the facts about this rollout follow them.
     """
     if instead is not None and SYSTEM_PROMPT not in texts:
@@ -318,7 +323,12 @@ def system_prompt(
     parts = [prompt_with(texts, general_prompt(bool(tools)))]
     if workspace is not None:
         parts.append(f"Your working directory is {workspace}; relative paths start there.")
-    if skills:
+    if skills and not lists_skills:
+        parts.append(
+            f"There are instructions for {len(skills)} kinds of work. Before a task, search them with "
+            "skills_list and open one that fits with skill_view."
+        )
+    elif skills:
         lines = [f"- {name}: {line}" for name, line in skills]
         parts.append("Skills you can open with skill_view before a task they fit:\n" + "\n".join(lines))
     return "\n\n".join(parts)

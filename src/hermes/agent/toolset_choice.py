@@ -1,16 +1,39 @@
-"""Which toolsets a conversation offers: command line, configuration, trained run or provider."""
+"""Which toolsets a conversation offers: command line, configuration, trained run or provider.
+
+And whether its system prompt lists every skill, which is 40 lines that a small model makes little of.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hermes.config.load import Config, SettingOrigin
-from hermes.config.providers import profiles
+from hermes.config.providers import BUNDLED_PROVIDER, profiles
 from hermes.tools.registry import check_toolset
 
 _FOR_A_PERSON = frozenset({"skills", "session_search", "memory", "clarify"})
 """Of the default toolsets, those that are of use in a conversation only. The list of skills alone is 40
 lines of every system prompt."""
+
+
+_SMALL_BELOW = 10e9
+"""Parameters."""
+_SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", re.IGNORECASE)
+_UNITS = {"b": 1e9, "m": 1e6}
+
+
+def lists_all_skills(config: Config, model: str) -> bool:
+    """Whether the prompt has a line for each skill; otherwise one says how to search them."""
+    if config.settings.skill_list != "auto":
+        return config.settings.skill_list == "all"
+    return not _is_small(model)
+
+
+def _is_small(model: str) -> bool:
+    """By the largest size that the name states; a name without one is a large model's, but the bundled's."""
+    sizes = [float(number) * _UNITS[unit.lower()] for number, unit in _SIZE.findall(model)]
+    return max(sizes) < _SMALL_BELOW if sizes else model.startswith(f"{BUNDLED_PROVIDER}/")
 
 
 def choose_toolsets(

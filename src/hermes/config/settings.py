@@ -325,6 +325,11 @@ class Settings(_Section):
     distributions: dict[str, dict[str, int]] = Field(
         default_factory=dict, description="own toolset distributions: name → toolset → percent"
     )
+    skill_list: Literal["auto", "all", "search"] = Field(
+        default="auto",
+        description="skills in the system prompt: all, a line each, or one line about how to search them. "
+        "auto: search for models of less than 10B parameters, by their name",
+    )
     system_prompt: str | None = Field(default=None, description="replaces the built-in system prompt")
     sandbox: SandboxSettings = SandboxSettings()
     approval: ApprovalSettings = ApprovalSettings()

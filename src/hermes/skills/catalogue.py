@@ -7,7 +7,9 @@ silently replaced by the original.
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,13 +74,23 @@ class Catalogue:
         return list(dict.fromkeys(names[match] for match in close))
 
     def search(self, query: str) -> tuple[Skill, ...]:
-        """Best first: by the number of the query's words that occur, then by where they occur."""
-        words = query.casefold().split()
-        scored = [(_score(skill, words), skill) for skill in self.skills]
-        hits = [(score, skill) for score, skill in scored if score > (0, 0)]
-        return tuple(
-            skill for _, skill in sorted(hits, key=lambda hit: (-hit[0][0], -hit[0][1], hit[1].name))
-        )
+        """Best first: rare words of the query count more, and more in a name than in the text.
+
+        A skill whose whole name is a word of the query comes before the others.
+        """
+        words = dict.fromkeys(re.findall(r"\w[\w-]*", query.casefold()))
+        texts = [_weighted_texts(skill) for skill in self.skills]
+        totals = [0.0] * len(texts)
+        for word in words:
+            weights = [
+                max((weight for weight, text in fields if word in text), default=0) for fields in texts
+            ]
+            if count := sum(weight > 0 for weight in weights):
+                rarity = math.log1p(len(texts) / count)
+                totals = [total + rarity * weight for total, weight in zip(totals, weights, strict=True)]
+        matches = [(total, skill) for total, skill in zip(totals, self.skills, strict=True) if total > 0]
+        matches.sort(key=lambda match: (match[1].name not in words, -match[0], match[1].name))
+        return tuple(skill for _, skill in matches)
 
 
 def list_skills(home: Path) -> Catalogue:
@@ -183,12 +195,11 @@ def _subdirectories(root: Path) -> list[Path]:
     return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _score(skill: Skill, words: list[str]) -> tuple[int, int]:
-    fields = (
+def _weighted_texts(skill: Skill) -> tuple[tuple[int, str], ...]:
+    """Texts of a skill, each with what a word in it counts."""
+    return (
         (8, " ".join((skill.name, *skill.aliases)).casefold()),
         (4, " ".join((*skill.tags, skill.area or "")).casefold()),
         (2, f"{skill.category} {skill.description}".casefold()),
         (1, skill.body.casefold()),
     )
-    weights = [sum(weight for weight, text in fields if word in text) for word in words]
-    return sum(weight > 0 for weight in weights), sum(weights)

@@ -21,18 +21,26 @@ if TYPE_CHECKING:
     from hermes.skills.skill import Skill
 
 
+_MOST_MATCHES = 5
+
+
 async def skills_list(arguments: JSONObject, bench: Workbench) -> str:
     from hermes.skills.catalogue import list_skills
 
     catalogue = list_skills(_home(bench)).with_bodies(_policy_skills(bench))
     category = arguments.get("category")
-    usable = [skill for skill in catalogue.skills if _runs_here(skill)]
+    query = arguments.get("query")
+    matching = catalogue.search(query) if query else catalogue.skills
+    usable = [skill for skill in matching if _runs_here(skill)]
     if category and category not in catalogue.categories:
         raise ToolError(f"there is no category '{category}'; there are {', '.join(catalogue.categories)}.")
+    usable = [skill for skill in usable if category in (None, skill.category)]
+    if query:
+        best = {skill.name: skill.listing for skill in usable[:_MOST_MATCHES]}
+        return json.dumps({"skills": best}, ensure_ascii=False)
     lines: dict[str, dict[str, str]] = {}
     for skill in usable:
-        if category in (None, skill.category):
-            lines.setdefault(skill.category, {})[skill.name] = skill.listing
+        lines.setdefault(skill.category, {})[skill.name] = skill.listing
     return json.dumps({"skills": lines, "categories": catalogue.categories}, ensure_ascii=False)
 
 
@@ -114,7 +122,13 @@ TOOLS: tuple[Tool, ...] = (
         name="skills_list",
         toolset="skills",
         description="List the skills: instructions for kinds of work. Open a fitting one with skill_view.",
-        parameters=object_schema(category={"type": "string", "description": "Only this category."}),
+        parameters=object_schema(
+            query={
+                "type": "string",
+                "description": "Words of the task: the best five skills. Without it: all.",
+            },
+            category={"type": "string", "description": "Only this category."},
+        ),
         handler=skills_list,
         stateless=True,
     ),

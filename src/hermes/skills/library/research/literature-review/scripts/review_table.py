@@ -3,8 +3,9 @@
 
 The record is one JSONL file: a line a paper, with the queries that gave it, the decision and the notes.
 `add` reads the JSON of `arxiv_search.py search --json`, `decide` records what a person decided, `report`
-prints the counts of every stage and a Markdown or LaTeX table. Nothing is removed from the record; a later
-decision about a paper replaces the earlier one. The script decides nothing itself.
+prints the counts of every stage and a Markdown or LaTeX table. `find` looks into all records below a folder,
+so that a later review starts from the earlier ones, and `cited` compares a draft with the record. Nothing is
+removed; a later decision about a paper replaces the earlier one. The script decides nothing itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from typing import Any
 
 DECISIONS = ("include", "context", "exclude")
 NOTES = ("claim", "evidence", "weakness", "reason")
+CITATION = re.compile(r"\\cite\w*\*?(?:\[[^\]]*\])*\{([^}]*)\}|\[@([^\]\s;]+)")
+"""In LaTeX and in Markdown."""
+ARXIV_ID = re.compile(r"(?<![\d.])\d{4}\.\d{4,5}(?![\d.]\d)")
 Record = dict[str, Any]
 
 
@@ -100,6 +104,59 @@ def counts(rows: Sequence[Record]) -> str:
     return "\n".join(lines + [f"  {number:4d}  {reason}" for reason, number in reasons.most_common()])
 
 
+def find(folder: Path, words: Sequence[str]) -> str:
+    """The records below the folder with the papers in which all the words occur; without words, all."""
+    lines = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        try:
+            rows = read_record(path)
+        except (SystemExit, OSError, ValueError):
+            continue  # another program's file
+        if not rows or not all("queries" in row and "decision" in row for row in rows.values()):
+            continue
+        included = sum(row["decision"] == "include" for row in rows.values())
+        matches = [row for row in rows.values() if words and _mentions(row, words)]
+        if matches or not words:
+            lines.append(f"{path}: {len(rows)} papers, {included} included")
+        for row in matches:
+            note = row.get("claim") or row.get("reason") or ""
+            lines.append(
+                f"  {row['id']}  {row['decision'] or 'undecided'}  {row['title']}: {note}".rstrip(": ")
+            )
+    return "\n".join(lines) or f"no review below {folder} has that"
+
+
+def _mentions(row: Record, words: Sequence[str]) -> bool:
+    text = " ".join(str(row.get(name, "")) for name in ("id", "title", "abstract", *NOTES)).casefold()
+    return all(word.casefold() in text for word in words)
+
+
+def cited(path: Path, drafts: Sequence[Path]) -> tuple[str, bool]:
+    """What a draft cites compared with the record; whether all that is cited was included."""
+    rows = read_record(path)
+    text = "\n".join(draft.read_text(encoding="utf-8") for draft in drafts if draft.suffix != ".bib")
+    keys = {key.strip() for group in CITATION.findall(text) for key in "".join(group).split(",")}
+    entries = "\n".join(draft.read_text(encoding="utf-8") for draft in drafts if draft.suffix == ".bib")
+    for key, body in re.findall(r"@\w+\s*\{([^,\s]+),(.*?)\n\s*\}", entries, re.DOTALL):
+        if key in keys and (identifier := ARXIV_ID.search(body)):
+            keys = keys - {key} | {identifier[0]}
+    keys |= set(ARXIV_ID.findall(text))
+    decisions = {key: rows[key]["decision"] if key in rows else None for key in sorted(keys)}
+    used = {"include", "context"}
+    parts = {
+        "cited and not in the record": [key for key, decision in decisions.items() if decision is None],
+        "cited and not included": [
+            key for key, decision in decisions.items() if decision is not None and decision not in used
+        ],
+        "included and not cited": [
+            key for key, row in rows.items() if row["decision"] == "include" and key not in keys
+        ],
+    }
+    lines = [f"{name}: {', '.join(values) or 'none'}" for name, values in parts.items()]
+    lines.insert(0, f"cited and included: {sum(decision in used for decision in decisions.values())}")
+    return "\n".join(lines), used >= set(decisions.values())
+
+
 def cells(row: Record) -> list[str]:
     authors = row["authors"]
     name = authors[0].split()[-1] if authors else "?"
@@ -146,6 +203,11 @@ def parser() -> argparse.ArgumentParser:
         deciding.add_argument(f"--{note}", default="")
     reporting = commands.add_parser("report", help="counts, or a table of the included papers")
     reporting.add_argument("--form", choices=("counts", "markdown", "latex"), default="counts")
+    finding = commands.add_parser("find", help="papers of all reviews below a folder, by words")
+    finding.add_argument("words", nargs="*")
+    finding.add_argument("--folder", type=Path, default=Path(), help="where to look (the current folder)")
+    citing = commands.add_parser("cited", help="compare what a draft cites with the record")
+    citing.add_argument("drafts", nargs="+", type=Path, metavar="FILE", help=".tex, .md and .bib files")
     return top
 
 
@@ -156,6 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif options.command == "decide":
         notes = {note: getattr(options, note) for note in NOTES}
         text = decide(options.file, options.id, options.decision, notes)
+    elif options.command == "find":
+        text = find(options.folder, options.words)
+    elif options.command == "cited":
+        text, all_included = cited(options.file, options.drafts)
+        sys.stdout.write(text + "\n")
+        return 0 if all_included else 1
     else:
         text = report(options.file, options.form)
     sys.stdout.write(text + "\n")
