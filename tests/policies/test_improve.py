@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from hermes.core import Message
 from hermes.data.preference.pairs import PreferencePair, PreferenceSource
@@ -38,23 +37,15 @@ from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes
 from tests.cli.terminal import hermes_terminal
-from tests.engine.http.engine_process import launch, make_tiny
+from tests.engine.http.engine_process import launch
 from tests.policies.rated_store import write_rated_store
+from tests.policies.tiny_chat import make_tiny_chat
 from tests.waiting import wait_until
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_tiny(tmp_path_factory.mktemp("models") / "tiny")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def run_improve(home: Path, tiny: Path, *arguments: str) -> dict[str, object]:

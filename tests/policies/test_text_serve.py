@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from hermes.core.texts import hashes
 from hermes.gateway.wire import Protocol
@@ -21,11 +20,10 @@ from hermes.gateway.wire.texts import with_texts
 from hermes.store import Filter, Reader
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 from tests.cli.process import hermes
-from tests.engine.http.engine_process import make_tiny
 from tests.fakes.provider import FakeProvider
 from tests.gateway.requests import ROUTES, body_of, post
-from tests.policies.test_improve import TEMPLATE
 from tests.policies.text_world import PLANTED, configured, world
+from tests.policies.tiny_chat import make_tiny_chat
 
 TEXTS = {
     "system_prompt": PLANTED,
@@ -123,10 +121,7 @@ def test_a_recorded_agent_works_under_the_texts_of_a_policy(tmp_path: Path) -> N
 
 
 def test_texts_around_a_model_of_this_machine_are_served_too(tmp_path: Path) -> None:
-    tiny = make_tiny(tmp_path / "tiny")
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tiny)
+    tiny = make_tiny_chat(tmp_path / "tiny")
     promote(tmp_path, str(tiny), {"system_prompt": "word " * 30})
     with served(tmp_path, "policy", "serve") as (url, _):
         system = [{"role": "system", "content": "word"}, {"role": "user", "content": QUESTION}]

@@ -28,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 from hermes.config.providers import CUSTOM
 from hermes.core import JSON, JSONObject, Message, Sampling, new_id
 from hermes.core.clock import now_ms
+from hermes.core.texts import Texts, hashes
 from hermes.errors import ContextOverflowError, HermesError, ProviderError, UsageError
 from hermes.gateway import clients, translate, wire
 from hermes.gateway.journal import CallEnd, RecordedCall
 from hermes.gateway.relay import MAX_BODY_BYTES, split_path
 from hermes.gateway.translate.base import Translation
+from hermes.gateway.wire.texts import with_texts
 from hermes.models.base import ChatModel, ChatReply, ChatRequest
 from hermes.models.fields import as_object, as_text
 from hermes.models.remote.wire import Dialect, message_to_wire
@@ -115,6 +117,8 @@ class SampledRollout:
     """Whether the program may state its own reward."""
     others: OtherModels | None = None
     """None: whatever model a call names, the policy answers."""
+    texts: Texts = field(default_factory=dict)
+    """Put around each request (`wire/texts.py`)."""
     calls: list[SampledCall] = field(default_factory=list)
     failure: HermesError | None = None
     """The first failure of a model call."""
@@ -250,6 +254,7 @@ class SampledGateway:
         self, rollout: SampledRollout, protocol: wire.Protocol, body: JSONObject, request: Request
     ) -> Response:
         translation = None
+        body, used = with_texts(protocol, body, rollout.texts) if rollout.texts else (body, {})
         if protocol is not wire.Protocol.CHAT:
             translation = translate.open_translation(protocol, body, None)
         chat_request, not_honoured = read_chat_request(protocol, body, translation)
@@ -261,7 +266,8 @@ class SampledGateway:
         )
         raw = completion(name or rollout.model.name, call)
         if rollout.keep is not None:
-            provider, _, other_name = call.other_model.partition("/")
+            answered_by = call.other_model or ("" if rollout.tokens else rollout.model.name)
+            provider, slash, other_name = answered_by.partition("/")
             recorded = RecordedCall(
                 call.id,
                 protocol,
@@ -271,11 +277,12 @@ class SampledGateway:
                 200,
                 CallEnd.COMPLETE,
                 call.reply.call.endpoint,
-                provider or CUSTOM,
+                provider if slash else CUSTOM,
                 {name: request.headers[name] for name in clients.RECORDED_HEADERS if name in request.headers},
                 json.dumps(body).encode(),
                 _with_tokens({**raw, "model": other_name or raw["model"]}, call),
                 wire.Protocol.CHAT,
+                hashes(used),
             )
             await rollout.keep(recorded)
         return _response(raw, translation, streams=bool(body.get("stream")))

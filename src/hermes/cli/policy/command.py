@@ -50,16 +50,25 @@ def list_(as_json: bool) -> None:
 
 @policy.command("show")
 @click.argument("name", default="current")
+@click.option("--text", metavar="TEXT", help="Print this text alone: --text file:AGENTS.md > AGENTS.md.")
 @json_option
-def show(name: str, as_json: bool) -> None:
+def show(name: str, text: str | None, as_json: bool) -> None:
     """Show a policy: weights, lineage, ratings, the comparison that decided."""
     import json
     from dataclasses import asdict
     from textwrap import indent
 
+    from hermes.errors import UsageError
     from hermes.safety.text import printable
 
     record = _registry().find(name)
+    if text is not None:
+        if text not in record.texts:
+            raise UsageError(
+                f"{record.label} has no text {text}", f"it has: {', '.join(record.texts) or 'none'}"
+            )
+        click.echo(record.texts[text])
+        return
     if as_json:
         click.echo(json.dumps(asdict(record)))
         return
@@ -79,8 +88,8 @@ def show(name: str, as_json: bool) -> None:
     ):
         if value:
             click.echo(f"{label:<13} {value}")
-    for text_name, text in record.texts.items():
-        click.echo(f"\n{text_name}\n{indent(printable(text), '    ')}")
+    for text_name, content in record.texts.items():
+        click.echo(f"\n{text_name}\n{indent(printable(content), '    ')}")
 
 
 @policy.command("promote")

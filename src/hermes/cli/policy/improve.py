@@ -74,7 +74,9 @@ def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Impro
     raters = [name for name in (options.reward, options.judge, options.reward_model) if name]
     if len(raters) > 1:
         raise UsageError("one rater of held-out answers is enough", "--reward, --judge or --reward-model")
-    if options.reward and ":" not in options.reward:
+    if options.agent is not None and options.text is None:
+        raise UsageError("--agent runs a program whose files are improved", "add --text file:AGENTS.md")
+    if options.agent is None and options.reward and ":" not in options.reward:
         raise UsageError(
             f"--reward {options.reward}: stored rewards cannot score new answers", "FILE.py:FUNCTION"
         )

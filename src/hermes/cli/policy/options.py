@@ -17,6 +17,14 @@ class TextOptions(Options):
         "Improve texts instead of weights: system_prompt, examples, tool:NAME, skill:NAME, file:PATH.",
         metavar="NAMES",
     )
+    agent: str | None = option(
+        None,
+        "Program that works on the tasks, as for 'hermes rl start --agent'; its texts are file:PATH.",
+        metavar="COMMAND",
+    )
+    agent_setup: str | None = option(
+        None, "Command that prepares the workspace of --agent; file:PATH is written after it."
+    )
     reflect_with: str | None = option(None, "Model that proposes texts.", metavar="MODEL")
     proposals: Path | None = option(
         None, "File of texts to try instead, with a blank line after each.", path="file", metavar="FILE"

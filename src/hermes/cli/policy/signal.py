@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from hermes.errors import UsageError
 
 if TYPE_CHECKING:
     from hermes.batch.tasks import Dataset
+    from hermes.cli.policy.options import ImproveOptions
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
     from hermes.policies.text.signal import TextSignal
@@ -113,18 +114,46 @@ async def _grader(config: Config, options: SignalOptions, dataset: Dataset) -> A
 
 
 @asynccontextmanager
-async def _environment(config: Config, name: str, model: ChatModel) -> AsyncIterator[TextSignal]:
+async def _environment(
+    config: Config, name: str, model: ChatModel, argv: Sequence[str] = ()
+) -> AsyncIterator[TextSignal]:
     from hermes.cli.env import load_environment, locate_environment
     from hermes.envs.cli.sample_grader import sample_settings
     from hermes.envs.modes import commandline
     from hermes.policies.text.environment import EnvironmentSignal
 
     cls = load_environment(locate_environment(name, ()))
-    with sample_settings(cls, ()) as settings:
+    with sample_settings(cls, argv) as settings:
         env: Any
         env, _ = commandline.build(cls, commandline.parse(["evaluate", *settings]))
-        signal = await EnvironmentSignal.open(config, model, env)
         try:
-            yield signal
+            yield await EnvironmentSignal.open(config, model, env)
         finally:
-            await signal.close()
+            await env.close()
+
+
+@asynccontextmanager
+async def open_program(
+    config: Config, options: ImproveOptions, model: ChatModel, prepare: Prepare
+) -> AsyncIterator[TextSignal]:
+    """The signal of a program of others: `hermes rl start --agent`, scored and not trained."""
+    from hermes.policies.text.task_file import read_tasks
+
+    assert options.agent and options.tasks and options.reward
+    digest = read_tasks(options.tasks).digest
+    path, colon, function = options.reward.rpartition(":")
+    reward = f"{Path(path).absolute()}:{function}" if colon else str(Path(options.reward).absolute())
+    # What a program that crashes has left is scored: its text may be the reason.
+    values = {
+        "agent": options.agent,
+        "dataset_name": str(options.tasks.absolute()),
+        "reward": reward,
+        "eval_share": str(options.eval_share),
+        "agent_crash": "score",
+        **({"agent_setup": options.agent_setup} if options.agent_setup else {}),
+    }
+    argv = [word for name, value in values.items() for word in (f"--env.{name}", value)]
+    async with _environment(config, "program", model, argv) as signal:
+        conditions = {"signal": signal.name, "model": model.name, "tasks": digest}
+        prepare({**conditions, "agent": options.agent, "reward": reward, "setup": options.agent_setup})
+        yield signal

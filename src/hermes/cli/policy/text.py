@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hermes.cli.policy.options import ImproveOptions
-from hermes.cli.policy.signal import check_price, check_signal, open_signal
+from hermes.cli.policy.signal import check_price, check_signal, open_program, open_signal
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Sampling
-from hermes.core.texts import parse_names
+from hermes.core.texts import FILE, parse_names
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, ChatRequest
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry, named_policy
@@ -33,14 +33,28 @@ def improve_text(options: ImproveOptions, progress: Callable[[str], None]) -> Im
 
 def _check(options: ImproveOptions) -> None:
     assert options.text is not None
-    parse_names(options.text)
+    names = parse_names(options.text)
     check_signal(options)
+    if options.agent is not None:
+        _check_agent(options, names)
     if (options.reflect_with is None) == (options.proposals is None):
         raise UsageError(
             "nobody proposes texts", "--reflect-with MODEL, or --proposals FILE with texts that you wrote"
         )
     if options.watch:
         raise UsageError("--watch waits for ratings, and --text learns from tasks", "leave one of them out")
+
+
+def _check_agent(options: ImproveOptions, names: Sequence[str]) -> None:
+    if options.tasks is None or options.reward is None:
+        raise UsageError(
+            "--agent works on tasks of a file, and tests score it", "--tasks FILE --reward TESTS.sh"
+        )
+    unfit = next((name for name in names if not name.startswith(FILE)), None)
+    if unfit is not None:
+        raise UsageError(
+            f"--agent has its own {unfit}: of its texts only files are known", "--text file:AGENTS.md"
+        )
 
 
 async def _improve(config: Config, options: ImproveOptions, progress: Callable[[str], None]) -> Improvement:
@@ -84,7 +98,8 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
             work.prepare({**conditions, "proposals": proposals, "eval_share": options.eval_share})
             return work.run
 
-        async with open_signal(config, options, model, prepare) as signal:
+        open_tasks = open_program if options.agent else open_signal
+        async with open_tasks(config, options, model, prepare) as signal:
             split = prepare_split(signal.tasks, options.eval_share, error_rate)
             guard = guard_of(config, signal.tasks)
             proposer: Proposer

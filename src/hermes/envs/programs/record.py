@@ -11,6 +11,7 @@ from hermes.config import paths
 from hermes.core import Boundary, Header, JSONObject, Outcome, Relation, Source, StopReason
 from hermes.core.history import Echo
 from hermes.core.outcome import COMPLETED
+from hermes.core.texts import FILE, hashes
 from hermes.envs.agent.result import AgentResult, read_result
 from hermes.envs.agent.rollout import RolloutContext, RolloutSpec
 from hermes.envs.agent.sequences import Exactness, build_sequences
@@ -162,6 +163,8 @@ def _distance_from_task(record: Record) -> int:
 
 def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program: Program) -> Header:
     """The header of a recorded conversation as a rollout's."""
+    files = {name: text for name, text in context.config.texts.items() if name.startswith(FILE)}
+    texts = {**header.config.get("texts", {}), **hashes(files)}
     return replace(
         header,
         source=Source.ENV,
@@ -169,6 +172,7 @@ def _header(header: Header, context: RolloutContext, spec: RolloutSpec, program:
         run_id=context.run_id,
         task_id=spec.task_id,
         sample_index=spec.sample_index,
+        config={**header.config, **({"texts": texts} if texts else {})},
         metadata={
             **header.metadata,
             "agent": program.agent,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from hermes.config import paths
 from hermes.core import new_id
+from hermes.core.texts import FILE, named
 from hermes.envs.agent.policy import SlottedChat
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.rollout import RolloutContext, RolloutSpec
@@ -105,6 +106,7 @@ async def finished_program(
         max_calls=settings.max_calls,
         takes_reward=settings.takes_reward,
         others=host.others,
+        texts=config.texts,
     )
     # By these a trajectory is known if this process is killed before it has written it.
     facts = {"agent": settings.program.agent, "run": context.run_id, "task": spec.task_id}
@@ -159,6 +161,8 @@ async def _open(
             raise GroupDroppedError(
                 "setup", f"the set-up command ended with {prepared.exit_code}: {_last_line(prepared)}"
             )
+    for path, text in named(context.config.texts, FILE).items():
+        await sandbox.write_file(path, text.encode())
     return sandbox
 
 

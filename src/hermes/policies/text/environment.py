@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hermes.batch.tasks import TaskRow
 from hermes.core.texts import Texts
 from hermes.envs.agent import evaluate as agent_evaluate
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.errors import UsageError
-from hermes.policies.text.signal import TaskScore, TextTask
+from hermes.policies.text.signal import TaskScore, TextTask, as_reference
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -85,6 +86,8 @@ def _task(env: HermesAgentBaseEnv, key: str, item: Any, *, held_out: bool) -> Te
     gold = getattr(env, "gold", None)
     if gold is not None:
         reference = "\n".join(message.content for message in gold(item))
+    elif isinstance(item, TaskRow):
+        reference = as_reference(item.expected)
     else:
         named = [item.get(name) for name in _REFERENCES] if isinstance(item, dict) else []
         reference = "\n".join(value for value in named if isinstance(value, str))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from hermes.core import JSON
 from hermes.core.texts import Texts
 
 
@@ -21,6 +22,11 @@ class TextTask:
     """What a right answer says, as far as the task tells; no text may contain it."""
     held_out: bool | None = None
     """Whether the signal itself holds the task out for the decision; None: the split says."""
+
+
+def as_reference(expected: JSON) -> str:
+    """What a row of tasks says is right, as text."""
+    return "" if expected is None else expected if isinstance(expected, str) else str(expected)
 
 
 @dataclass(frozen=True, slots=True)

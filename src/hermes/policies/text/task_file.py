@@ -19,12 +19,11 @@ from hermes.batch.rollout import WorkerContext, run_sample
 from hermes.batch.spec import RunSpec
 from hermes.batch.tasks import Dataset, TaskRow
 from hermes.config.paths import db_path
-from hermes.core import JSON
 from hermes.core.texts import Texts
 from hermes.data.example import build
 from hermes.errors import HermesError, ProviderError, UsageError
 from hermes.policies.text.ledger import texts_key
-from hermes.policies.text.signal import TaskScore, TextTask
+from hermes.policies.text.signal import TaskScore, TextTask, as_reference
 from hermes.ratings.auto import AutoRater
 from hermes.store import Reader
 
@@ -86,7 +85,7 @@ class TaskFileSignal:
         self.name = f"{grader.name} on {len(dataset.rows)} tasks"
         self._rows = {row.key: row for row in dataset.rows}
         self.tasks = [
-            TextTask(row.key, "\n\n".join(row.prompts), _text(row.expected)) for row in dataset.rows
+            TextTask(row.key, "\n\n".join(row.prompts), as_reference(row.expected)) for row in dataset.rows
         ]
         self._writer, self._reader = open_writer(config), Reader(db_path(config.home))
         spec = RunSpec(
@@ -127,7 +126,7 @@ def _score(entry: SampleEntry, row: TaskRow) -> TaskScore:
             "mend the reward function; the same command goes on from here",
         )
     answers = [turn["value"] for turn in data["conversations"] if turn["from"] == "gpt"]
-    expected = "" if row.expected is None else f"Expected: {_text(row.expected)}. "
+    expected = "" if row.expected is None else f"Expected: {as_reference(row.expected)}. "
     ended = "" if data["completed"] else f"It did not finish: {data['outcome']['stop_reason']}. "
     usage = data["usage"]
     return TaskScore(
@@ -139,10 +138,6 @@ def _score(entry: SampleEntry, row: TaskRow) -> TaskScore:
         int(usage["input_tokens"]) + int(usage["output_tokens"]),
         data["cost_usd"],
     )
-
-
-def _text(expected: JSON) -> str:
-    return "" if expected is None else expected if isinstance(expected, str) else str(expected)
 
 
 def read_tasks(path: Path) -> Dataset:
