@@ -40,7 +40,7 @@ from hermes.core.outcome import COMPLETED
 from hermes.errors import ContextOverflowError, LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.usage import price_of
-from hermes.tools.base import Tool, Workbench
+from hermes.tools.base import ENDED, Tool, Workbench
 from hermes.tools.execute import run_tool_call
 
 
@@ -132,6 +132,9 @@ class AgentLoop:
                     return
                 async for result in self._run_tools(step.message.tool_calls):
                     yield result
+                if self.bench.resources.pop(ENDED, False):
+                    self.outcome = COMPLETED
+                    return
             raise LimitError("max_turns", f"stopped after {self.limits.max_turns} model calls")
         except (LimitError, ProviderError, SandboxError) as error:
             self.outcome = outcome_of_error(error)

@@ -340,6 +340,44 @@ def _run_package(package: str, mode: str, settings: tuple[str, ...]) -> None:
     run(environment(package), [mode, *settings])
 
 
+@env.command(context_settings={"ignore_unknown_options": True})
+@_dirs
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0: a free one.")
+@click.option(
+    "--sessions", default=64, show_default=True, type=_FROM_1, help="Most episodes at the same time."
+)
+@click.option("--tasks", default=1000, show_default=True, type=_FROM_1, help="Tasks that seeds choose from.")
+@click.argument("environment")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED)
+@stored_variables
+def openenv(
+    environment: str,
+    settings: tuple[str, ...],
+    folders: tuple[Path, ...],
+    port: int,
+    sessions: int,
+    tasks: int,
+) -> None:
+    """Serve an environment as an OpenEnv server.
+
+    A client, such as TRL's trainer, plays the model: it resets episodes and calls the tools of the
+    environment, and submit_answer, until an observation has the reward. On this machine only, for its user.
+
+    SETTINGS are the environment's, such as --env.seed 3.
+    """
+    import asyncio
+
+    from hermes.envs.openenv.serve import open_environment, serve_environment
+
+    path = locate_environment(environment, folders)
+    server = open_environment(load_environment(path), settings)
+
+    def announce(url: str) -> None:
+        click.echo(f"serving {server.display_name} for OpenEnv clients at {url}")
+
+    asyncio.run(serve_environment(server, port, sessions, tasks, announce))
+
+
 @env.command()
 @json_option
 def clean(as_json: bool) -> None:

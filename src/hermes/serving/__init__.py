@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import logging
 import signal
 import socket
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _MAX_ADDRESSES = 10_000
+_MAX_WEBSOCKET_BYTES = 64 << 20
 _TOO_MANY = Refusal(429, "too many wrong tokens came from this address; wait a minute")
 
 
@@ -99,10 +101,16 @@ class GuardedApp:
         self.refuse = refuse or _refuse_as_json
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if scope["type"] == "websocket":
+            if self.policy.refusal(headers) is None:
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+            return
         is_open = scope["path"].startswith(self._open_paths)
         shows_token = b"authorization" in headers or (is_open and scope["method"] == "POST")
         if self._guesses is None or not shows_token:
@@ -175,6 +183,8 @@ class HttpSettings:
     """Beginnings of paths that need no token, such as those of signed URLs; other sites are refused there."""
     refuse: Callable[[Scope, Refusal], Response] | None = None
     """How a refusal is answered; None: as JSON."""
+    websockets: bool = False
+    """Whether the application has WebSockets; they need the package of that name."""
     guesses_a_minute: int | None = None
     """Wrong tokens of one address after which it has to wait, also with the right one; None: any number. For
     servers of people: a program with a stale token would hold up all others of its machine."""
@@ -282,6 +292,8 @@ def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uv
 
     except ImportError as error:
         raise MissingDependencyError(error.name or "uvicorn", "web", "an HTTP server") from error
+    if settings.websockets and importlib.util.find_spec("websockets") is None:
+        raise MissingDependencyError("websockets", "envs", "a server of WebSockets")
 
     class SignalFreeServer(uvicorn.Server):
         @contextlib.contextmanager
@@ -295,7 +307,9 @@ def _make_server(app: ASGIApp, listener: Listener, settings: HttpSettings) -> uv
         uvicorn.Config(
             guarded,
             http=guarded_protocol(settings.http, guarded, listener.socket),
-            ws="none",
+            ws="websockets-sansio" if settings.websockets else "none",
+            ws_max_size=_MAX_WEBSOCKET_BYTES,
+            ws_ping_interval=None,
             lifespan="off",
             log_config=None,
             access_log=False,

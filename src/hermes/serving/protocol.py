@@ -88,6 +88,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._refused:
             super().on_message_complete()
 
+    def handle_websocket_upgrade(self) -> None:
+        self._expect(None)  # nothing is awaited of a session that is idle
+        super().handle_websocket_upgrade()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         super().connection_lost(exc)

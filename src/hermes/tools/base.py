@@ -64,6 +64,9 @@ class Workbench:
             await self.closers.pop()()
 
 
+ENDED = "ended"
+"""The resource by which a tool ends the conversation: an environment's episode is over, say."""
+
 Handler = Callable[[JSONObject, Workbench], Awaitable["ToolOutput | str"]]
 
 

@@ -38,6 +38,7 @@ from hermes.envs.agent.pending import LoopBoundServer
 from hermes.envs.agent.policy import PolicyServers, RolloutPolicy, without_local_probes
 from hermes.envs.agent.result import AgentResult
 from hermes.envs.agent.rollout import (
+    MAX_ATTEMPTS,
     RolloutContext,
     RolloutSpec,
     ScoredRollout,
@@ -207,9 +208,10 @@ class HermesAgentBaseEnv(BaseEnv):
         sample_index: int = 0,
         attempt: int = 0,
         texts: Texts | None = None,
+        attempts: int = MAX_ATTEMPTS,
     ) -> ScoredRollout:
         """One rollout and its reward; raises if there is no reward. `attempt`: earlier groups of the item.
-        `texts`: those of a policy, in place of the configuration's."""
+        `texts`: those of a policy, in place of the configuration's. `attempts`: also after failures."""
         offered = self.toolsets_for(item) if toolsets is None else toolsets
         if isinstance(self.server, LoopBoundServer):
             self.server.bind_to_running_loop()
@@ -222,6 +224,7 @@ class HermesAgentBaseEnv(BaseEnv):
                 lambda: self._rollout_spec(item, offered, temperature, sample_index, attempt),
                 self.compute_reward,
                 self.run_rollout,
+                attempts,
             )
 
     def run_rollout(

@@ -122,13 +122,14 @@ async def run_scored(
     new_spec: Callable[[], RolloutSpec],
     compute: ComputeReward,
     run: RunRollout,
+    attempts: int = MAX_ATTEMPTS,
 ) -> ScoredRollout:
     """A rollout with its reward. ProviderError, SandboxError or GraderError if there is none.
 
     GroupDroppedError if it ran out of time, or the prompt does not fit the model's context.
     """
     last_error: HermesError | None = None
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(attempts):
         try:
             return await _attempt(context, new_spec(), compute, run)
         except RolloutFailedError as error:

@@ -1,0 +1,103 @@
+"""Servers of an OpenEnv package as processes of ours: started, started again when they die, and ended.
+
+What they print goes to log files, which failures name. A package is code that you trust: it runs as you.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes.errors import ConfigError, HermesError
+
+_START_S = 120.0
+_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    process: asyncio.subprocess.Process
+    url: str
+
+
+class PackageServers:
+    """`count` servers of one package on loopback."""
+
+    def __init__(self, python: Path, package: str, count: int, logs: Path) -> None:
+        self._python, self._package, self._logs = python, package, logs
+        self._servers: list[_Server | None] = [None] * count
+        self._starting = asyncio.Lock()
+
+    async def urls(self) -> list[str]:
+        """The addresses of all servers; those that have ended are started again first.
+
+        ConfigError: there is no such interpreter. HermesError: the package cannot be served.
+        """
+        if not self._python.is_file():
+            raise ConfigError(
+                f"there is no interpreter {self._python}.", "Name one that has the package: --env.python PATH"
+            )
+        async with self._starting:
+            for number, server in enumerate(self._servers):
+                if server is None or server.process.returncode is not None:
+                    self._servers[number] = await self._start(number)
+            return [server.url for server in self._servers if server is not None]
+
+    async def end(self, url: str) -> None:
+        """Ends a server that does not answer: the next episode begins on a new one."""
+        for server in self._servers:
+            if server is not None and server.url == url:
+                await _end(server.process)
+
+    async def close(self) -> None:
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(_end(server.process) for server in servers if server is not None))
+
+    async def _start(self, number: int) -> _Server:
+        self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log_path = self._logs / f"server-{os.getpid()}-{number}.log"
+        launcher = Path(__file__).with_name("launcher.py")
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                str(self._python),
+                str(launcher),
+                self._package,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(_START_S):
+                line = await process.stdout.readline()
+        except BaseException as error:
+            await _end(process)
+            if isinstance(error, TimeoutError):
+                raise HermesError(
+                    f"{self._package} was not ready after {_START_S:g} s.", f"Its log is {log_path}."
+                ) from error
+            raise
+        if not line.strip().isdigit():
+            await _end(process)
+            lines = log_path.read_text("utf-8", "replace").strip().splitlines()
+            raise HermesError(
+                f"{self._package} cannot be served: {lines[-1] if lines else 'it printed nothing'}",
+                f"Is it installed for {self._python}? Its log is {log_path}.",
+            )
+        return _Server(process, f"http://127.0.0.1:{int(line)}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ends the process and what it has started."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _END_S)
