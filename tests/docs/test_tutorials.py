@@ -84,7 +84,7 @@ class Stranger:
             ["bash", "-c", line], cwd=self.folder, env=self.environ, capture_output=True, text=True
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
-        if started := re.search(r"run (\w+) is starting", done.stdout):
+        if started := re.search(r"run (\S+) is starting", done.stdout):
             self.run_id = started[1]
         return done.stdout
 

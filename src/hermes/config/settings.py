@@ -327,8 +327,8 @@ class Settings(_Section):
     )
     skill_list: Literal["auto", "all", "search"] = Field(
         default="auto",
-        description="skills in the system prompt: all, a line each, or one line about how to search them. "
-        "auto: search for models of less than 10B parameters, by their name",
+        description="skills in the system prompt: all (a line each), search (one line), or auto: search for "
+        "names of less than 10B parameters",
     )
     system_prompt: str | None = Field(default=None, description="replaces the built-in system prompt")
     sandbox: SandboxSettings = SandboxSettings()
