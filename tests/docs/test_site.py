@@ -24,7 +24,7 @@ _OUTSIDE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"(https
 QUESTIONS = {
     "how do I delete a conversation": "howto/questions",
     "talk to what I trained": "howto/questions",
-    "use claude": "howto/questions",
+    "use claude": "howto/providers",
     "add a tool of my own": "howto/own-tool",
     "own vllm endpoint": "howto/own-endpoint",
     "ollama": "howto/own-endpoint",
