@@ -70,3 +70,16 @@ def serving(config: Config, *words: str, **variables: str) -> Iterator[str]:
         child.terminate()
         assert child.wait() == 0
         child.stdout.close()
+
+
+def hermes(config: Config, folder: Path, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line, in `folder` and with the home of `config`."""
+    environ = {**os.environ, "HERMES_HOME": str(config.home), "OPENAI_API_KEY": "sk-own-0123456789"}
+    return subprocess.run(
+        [sys.executable, "-m", "hermes", *words],
+        cwd=folder,
+        env=environ,
+        input=text,
+        capture_output=True,
+        text=True,
+    )

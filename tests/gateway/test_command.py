@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from hermes.config.load import Config
 from hermes.core import Relation
 from hermes.gateway.presets import PRESETS, Target, prepare, shell_lines, with_lines
-from tests.gateway.conftest import serving, stored
+from tests.gateway.conftest import hermes, serving, stored
 from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider
 
 CHAT_TWICE = """
@@ -59,18 +58,6 @@ def project(tmp_path: Path) -> Path:
         subprocess.run([*git, *words], check=True)
     (folder / "a.py").write_text("two\n")
     return folder
-
-
-def hermes(config: Config, folder: Path, *words: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "HERMES_HOME": str(config.home), "OPENAI_API_KEY": "sk-own-0123456789"}
-    return subprocess.run(
-        [sys.executable, "-m", "hermes", *words],
-        cwd=folder,
-        env=environ,
-        input=text,
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_a_command_is_recorded(config: Config, provider: ScriptedProvider, project: Path) -> None:

@@ -17,10 +17,9 @@ from hermes.gateway.journal import CallEnd, Group, Journal, RecordedCall, Record
 from hermes.gateway.service import Settling, recordings_dir
 from hermes.gateway.wire import Protocol
 from tests.gateway import client_requests
-from tests.gateway.conftest import stored
+from tests.gateway.conftest import hermes, stored
 from tests.gateway.requests import body_of
 from tests.gateway.scripted import Call, Reply, chat, messages, responses
-from tests.gateway.test_command import hermes
 
 ANSWERS = {"chat": chat, "messages": messages, "responses": responses}
 ODD: list[Any] = [None, 7, "", [], {}, [None], {"a": 1}, "x", True, -1, 1e300, ["x"], [[]], "\ud800", "\0"]

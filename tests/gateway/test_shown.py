@@ -7,10 +7,9 @@ from typing import Any
 
 from hermes.config.load import Config
 from hermes.core import Relation
-from tests.gateway.conftest import gateway, stored
+from tests.gateway.conftest import gateway, hermes, stored
 from tests.gateway.requests import post
 from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider, last_user_text
-from tests.gateway.test_command import hermes
 from tests.web.site import open_site
 
 TOOLS = [{"name": "Task", "input_schema": {}}]

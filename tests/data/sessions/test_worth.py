@@ -6,7 +6,6 @@ import json
 import re
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,105 +13,11 @@ from hermes.core import StepKind
 from hermes.store import Reader
 from tests.cli.process import hermes
 from tests.data.compress.made import write_tokenizer
-from tests.data.sessions.clients import CLIENTS, add_rows, copy_of, read_rows, write_lines
+from tests.data.sessions.clients import CLIENTS, copy_of, read_rows
+from tests.data.sessions.short import QUESTION, short_session
 
-QUESTION = "Which file holds the settings of this project?"
 ANSWERS = ("The settings are in pyproject.toml, under the table tool.", "I do not know.")
-AT = "2026-11-19T09:00:00.000Z"
-AT_MS = 1_795_078_800_000
 SECRET = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
-
-
-def short_session(client: str, folder: Path, name: str, answer: str) -> Path:
-    """A session of one question and one answer, as the client writes it."""
-    if client in ("opencode", "hermes-agent"):
-        return _in_database(client, folder, name, answer)
-    path = folder / f"{name}.jsonl"
-    if client == "claude-code":
-        common = {"sessionId": name, "timestamp": AT, "version": "2.1.197", "isSidechain": False}
-        content = [{"type": "text", "text": answer}]
-        said = {
-            "id": f"m-{name}",
-            "role": "assistant",
-            "model": "x",
-            "content": content,
-            "stop_reason": "end_turn",
-        }
-        question = {"role": "user", "content": QUESTION}
-        return write_lines(
-            path,
-            [
-                {"type": "user", "uuid": f"q-{name}", "parentUuid": None, "message": question, **common},
-                {
-                    "type": "assistant",
-                    "uuid": f"a-{name}",
-                    "parentUuid": f"q-{name}",
-                    "message": said,
-                    **common,
-                },
-            ],
-        )
-    if client == "codex":
-        items = [
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": answer}]},
-        ]
-        meta = {
-            "id": name,
-            "cli_version": "0.169.0",
-            "model_provider": "p",
-            "base_instructions": {"text": "Help."},
-        }
-        rows: list[dict[str, Any]] = [{"timestamp": AT, "type": "session_meta", "payload": meta}]
-        rows += [{"timestamp": AT, "type": "response_item", "payload": item} for item in items]
-        return write_lines(path, rows)
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": QUESTION},
-        {
-            "role": "assistant",
-            "content": [{"type": "text", "text": answer}],
-            "model": "x",
-            "stopReason": "stop",
-        },
-    ]
-    head = {"type": "session", "version": 3, "id": name, "timestamp": AT, "cwd": "/home/ada"}
-    entries = [
-        {"type": "message", "id": f"{name}{index}", "parentId": parent, "timestamp": AT, "message": message}
-        for index, (parent, message) in enumerate(zip((None, f"{name}0"), messages, strict=True))
-    ]
-    return write_lines(path, [head, *entries])
-
-
-def _in_database(client: str, folder: Path, name: str, answer: str) -> Path:
-    path = folder / ("opencode.db" if client == "opencode" else "state.db")
-    if not path.exists():
-        copy_of(client, folder)
-    if client == "hermes-agent":
-        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
-        session = {"id": name, "source": "cli", "model": "m1", "started_at": AT_MS / 1000}
-        rows = [{"session_id": name, "timestamp": AT_MS / 1000 + at, **turn} for at, turn in enumerate(turns)]
-        tables: dict[str, list[dict[str, Any]]] = {"sessions": [session], "messages": rows}
-    else:
-        times = {"time_created": AT_MS, "time_updated": AT_MS}
-        parts = [[{"type": "text", "text": QUESTION}], [{"type": "text", "text": answer}]]
-        facts = [{"role": "user"}, {"role": "assistant", "finish": "stop", "modelID": "x", "providerID": "p"}]
-        names = [f"msg_{name}_{index}" for index in range(2)]
-        tables = {
-            "session": [{"id": name, "directory": "/home/ada", "version": "1.18.33", "title": "t", **times}],
-            "message": [
-                {"id": at, "session_id": name, "data": json.dumps(fact), **times}
-                for at, fact in zip(names, facts, strict=True)
-            ],
-            "part": [
-                {"id": f"p{at}", "message_id": at, "session_id": name, "data": json.dumps(part), **times}
-                for at, members in zip(names, parts, strict=True)
-                for part in members
-            ],
-        }
-    with sqlite3.connect(path) as connection:
-        add_rows(connection, tables)
-    connection.close()
-    return path
 
 
 @pytest.fixture(scope="module")
