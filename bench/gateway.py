@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,7 +162,8 @@ def process(command: list[str], ready: str, **variables: str) -> Iterator[tuple[
                 break
         else:
             raise RuntimeError(f"{command[0]} ended")
-        os.set_blocking(child.stdout.fileno(), False)
+        # Read to the end: a process whose pipe is full waits for its reader, and every request with it.
+        threading.Thread(target=child.stdout.read, daemon=True).start()
         yield child.pid, match[0]
     finally:
         child.send_signal(signal.SIGINT)

@@ -23,17 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from hermes.cli.env import load_environment, locate_environment
+from hermes.cli.policy.signal import open_worker
 from hermes.config.load import load
 from hermes.core.stats import interval
 from hermes.core.texts import SYSTEM_PROMPT
 from hermes.envs.modes import commandline
-from hermes.models.open import open_model
 from hermes.policies.text.environment import EnvironmentSignal
 from hermes.policies.text.improve import first_texts
+from hermes.policies.text.ledger import Ledger, Spending
+from hermes.policies.text.search import Evaluator
 from hermes.training.policy_registry import PolicyRegistry
 
 PROPOSALS = Path(__file__).parent / "texts/instructions.txt"
 MODEL = "hermes/smollm2"
+AT_ONCE = 16
 FRESH_SEED = 1_000
 """Added to the seed of the search: other tasks."""
 
@@ -42,7 +45,7 @@ def improved(home: Path, environment: str, seed: int, max_calls: int) -> dict[st
     """The outcome that the command prints."""
     command = [sys.executable, "-m", "hermes", "improve", "--text", SYSTEM_PROMPT, "--env", environment]
     command += ["--model", MODEL, "--proposals", str(PROPOSALS), "--seed", str(seed)]
-    command += ["--max-calls", str(max_calls), "--json"]
+    command += ["--max-calls", str(max_calls), "--concurrency", str(AT_ONCE), "--json"]
     environ = {**os.environ, "HERMES_HOME": str(home)}
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
     facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -54,23 +57,23 @@ async def measured(
 ) -> dict[str, Any]:
     """Reward and success of each prompt on the same fresh tasks."""
     config = load({}, {**os.environ, "HERMES_HOME": str(home)})
-    model = open_model(config, MODEL)
     arguments = commandline.parse(["evaluate", "--env.seed", str(FRESH_SEED + seed)])
     env: Any
     env, _ = commandline.build(load_environment(locate_environment(environment, ())), arguments)
-    signal = await EnvironmentSignal.open(config, model, env)
-    tasks = [task for task in signal.tasks if task.held_out][:count]
-    figures = {}
-    try:
-        for name, prompt in prompts.items():
-            scores = [await signal.score({SYSTEM_PROMPT: prompt}, task) for task in tasks]
-            figures[name] = {
-                "reward": asdict(interval([score.score for score in scores])),
-                "success": asdict(interval([float(score.score == 1) for score in scores])),
-            }
-    finally:
-        await signal.close()
-        await model.close()
+    async with open_worker(config, MODEL, lambda line: None) as model:
+        signal = await EnvironmentSignal.open(config, model, env)
+        tasks = [task for task in signal.tasks if task.held_out][:count]
+        evaluator = Evaluator(signal, Ledger(home, Spending(0)), AT_ONCE)
+        figures = {}
+        try:
+            for name, prompt in prompts.items():
+                scores = await evaluator.scores({SYSTEM_PROMPT: prompt}, tasks)
+                figures[name] = {
+                    "reward": asdict(interval([score.score for score in scores])),
+                    "success": asdict(interval([float(score.score == 1) for score in scores])),
+                }
+        finally:
+            await signal.close()
     return figures
 
 

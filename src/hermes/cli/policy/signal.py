@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,32 @@ def check_price(config: Config, max_cost: float | None, model: str) -> None:
             f'state it in config.yaml, in US dollars per million tokens: prices: {{"{model}": '
             "{input: …, output: …}}",
         )
+
+
+@asynccontextmanager
+async def open_worker(
+    config: Config, name: str | None, progress: Callable[[str], None]
+) -> AsyncIterator[ChatModel]:
+    """The model that works on the tasks. One of this machine answers at an engine: many rollouts at once."""
+    from hermes.engine.server.options import ModelOptions
+    from hermes.models.open import open_model
+    from hermes.rl.weights.open import NamedPolicy, find_policy, is_bundled, open_policy
+    from hermes.rl.weights.serve import served
+
+    name = name or config.settings.model
+    policy = find_policy(config, name, progress)
+    if policy is None and is_bundled(name):
+        policy = NamedPolicy(name, ModelOptions(model=name))
+    async with AsyncExitStack() as stack:
+        if policy is None:
+            model = open_model(config, name, progress=progress)
+        elif policy.provider or policy.url is not None:
+            model = open_policy(config, policy, progress)
+        else:
+            url = stack.enter_context(served(config, policy, progress))
+            model = open_model(config, policy.name, url, label=policy.name)
+        stack.push_async_callback(model.close)
+        yield model
 
 
 @asynccontextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from hermes.cli.policy.options import ImproveOptions
-from hermes.cli.policy.signal import check_price, check_signal, open_program, open_signal
+from hermes.cli.policy.signal import check_price, check_signal, open_program, open_signal, open_worker
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Sampling
 from hermes.core.texts import FILE, parse_names
@@ -75,9 +76,12 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
     current = _current(config, registry, options.model)
     names, toolsets = parse_names(options.text), parse_toolsets(options.toolsets)
     first = first_texts(config, names, current.texts, toolsets)
-    model = open_named(config, _model_name(current), progress=progress)
-    reflecting = open_named(config, options.reflect_with) if options.reflect_with else None
-    try:
+    async with AsyncExitStack() as stack:
+        model = await stack.enter_async_context(open_worker(config, _model_name(current), progress))
+        reflecting = None
+        if options.reflect_with is not None:
+            reflecting = open_named(config, options.reflect_with)
+            stack.push_async_callback(reflecting.close)
         for paid in filter(None, (model, reflecting)):
             check_price(config, options.max_cost, paid.name)
         error_rate = error_rate_now(registry, current, options.error_rate)
@@ -110,10 +114,6 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
                 await _probe(reflecting)
                 proposer = ReflectingModel(reflecting, work.ledger, guard)
             return await work.improve(signal, proposer, split)
-    finally:
-        await model.close()
-        if reflecting is not None:
-            await reflecting.close()
 
 
 def _current(config: Config, registry: PolicyRegistry, model: str | None) -> PolicyRecord:

@@ -54,7 +54,7 @@ def _side_line(label: str, side: Side) -> str:
 
 
 async def _run(name: str, options: SignalOptions, progress: Callable[[str], None]) -> SkillTrial:
-    from hermes.cli.policy.signal import check_price, open_signal
+    from hermes.cli.policy.signal import check_price, open_signal, open_worker
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.core import JSONObject, canonical_json, content_hash
@@ -62,13 +62,11 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
     from hermes.policies.text.ledger import Ledger, Spending
     from hermes.policies.text.search import Evaluator
     from hermes.policies.text.trial import run_trial
-    from hermes.rl.weights.open import open_named
     from hermes.skills import list_skills
     from hermes.store import Reader
 
     config = load()
     skill = list_skills(config.home).find(name)
-    model = open_named(config, options.model, progress=progress)
     folders = []
 
     def prepare(conditions: JSONObject) -> str:
@@ -76,7 +74,7 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
         folders.append(ensure_dir(config.home / "trials" / digest))
         return f"trial-{digest}"
 
-    try:
+    async with open_worker(config, options.model, progress) as model:
         check_price(config, options.max_cost, model.name)
         async with open_signal(config, options, model, prepare) as signal:
             ledger = Ledger(folders[0], Spending(max_calls=0, max_cost_usd=options.max_cost))
@@ -84,5 +82,3 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
             evaluator = Evaluator(signal, ledger, options.concurrency)
             with Reader(db_path(config.home)) as reader:
                 return await run_trial(skill.name, signal.tasks, evaluator, reader.get)
-    finally:
-        await model.close()
