@@ -163,11 +163,11 @@ def labelled(engine: str, kind: str) -> dict[str, str]:
     owners = {}
     for name in dict.fromkeys(listing):
         inspect = [engine, "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
-        told = subprocess.run(
+        inspected = subprocess.run(
             inspect, env=client_env(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        if told.returncode == 0:
-            owners[name] = told.stdout.strip()
+        if inspected.returncode == 0:
+            owners[name] = inspected.stdout.strip()
     return owners
 
 

@@ -38,8 +38,10 @@ class TaskRoot:
     @classmethod
     def create(cls, folder: Path, tops: Iterable[str]) -> TaskRoot:
         """Empty directories. `tops` that this machine's own root has are left out, as `missing_tops` says."""
-        shown = _shown_tops()
-        chosen = tuple(sorted({top for top in (*USUAL_TOPS, *tops) if top not in shown} | {_WORKSPACE_TOP}))
+        own_tops = _shown_tops()
+        chosen = tuple(
+            sorted({top for top in (*USUAL_TOPS, *tops) if top not in own_tops} | {_WORKSPACE_TOP})
+        )
         folder.mkdir(mode=0o711)
         for top in chosen:
             (folder / top[1:]).mkdir()

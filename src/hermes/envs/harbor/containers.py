@@ -253,9 +253,9 @@ class ContainerPlace:
 class _AgentContainer:
     """The agent's sandbox; what it leaves is kept when it is closed."""
 
-    def __init__(self, container: TaskContainer, place: ContainerPlace) -> None:
+    def __init__(self, container: TaskContainer, task_place: ContainerPlace) -> None:
         self._container = container
-        self._place = place
+        self._place = task_place
         self.backend, self.isolated, self.workspace = container.backend, True, "/"
         self.run, self.start = container.run, container.start
         self.read_file, self.write_file = container.read_file, container.write_file

@@ -82,7 +82,10 @@ async def run_trial(
             f"{len(having)} tasks are too few to show an effect",
             f"bring {_FEWEST} or more, and the money for them; forty are a good start",
         )
-    differences = [one.score - other.score for one, other in zip(having, lacking, strict=True)]
+    differences = [
+        having_score.score - lacking_score.score
+        for having_score, lacking_score in zip(having, lacking, strict=True)
+    ]
     opened = sum(_opens(trajectory_of(score.trajectory_id), skill) for score in having)
     effect = bootstrap(differences)
     return SkillTrial(skill, len(having), opened, Side.of(having), Side.of(lacking), effect)
