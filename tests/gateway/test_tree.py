@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from hermes.core import Message, Relation, ToolCall
 from hermes.core.history import message_key
-from hermes.gateway.tree import Chain, PlacedCall, Tree, build
+from hermes.gateway.tree import Chain, PlacedCall, Tree, build, text_key
 
 TEXTS = ("ok", "done", "I will look.", "a longer answer, which a summary may well quote")
+
+
+def opening_of(history: tuple[Message, ...]) -> str:
+    return next((message.content for message in history if message.role == "user"), "")
+
+
+def unread(name: str) -> str:
+    raise AssertionError(f"nothing is quoted anywhere, and the opening of {name} is read again")
 
 
 @dataclass
@@ -27,6 +35,8 @@ class World:
     calls: list[PlacedCall] = field(default_factory=list)
     histories: list[tuple[Message, ...]] = field(default_factory=list)
     """With answers: where a client may go on."""
+    openings: dict[str, str] = field(default_factory=dict)
+    """By call: the user's first message."""
     number: int = 0
 
     def new_number(self) -> int:
@@ -36,9 +46,11 @@ class World:
     def ask(self, history: tuple[Message, ...], *, tools: bool = True, thread: str = "") -> None:
         kind = self.draws.choices(("answer", "failed", "cut"), (8, 1, 1))[0]
         answer = self.answer() if kind != "failed" else None
+        name, opening = f"{self.new_number():05}", opening_of(history)
+        self.openings[name] = opening
         self.calls.append(
             PlacedCall(
-                f"{self.new_number():05}",
+                name,
                 tuple(map(message_key, history)),
                 message_key(answer) if answer else None,
                 complete=kind == "answer",
@@ -46,7 +58,7 @@ class World:
                 thread=thread,
                 issued=frozenset(call.id for call in answer.tool_calls) if answer else frozenset(),
                 cited=frozenset(call.id for message in history for call in message.tool_calls),
-                opening=next((m.content for m in history if m.role == "user"), ""),
+                opening=text_key(opening),
                 text=answer.content if answer else "",
             )
         )
@@ -136,7 +148,7 @@ def test_random_clients(seed: int) -> None:
     for _ in range(world.draws.randrange(1, 25)):
         world.step()
     for related in (True, False):
-        check(world.calls, build(world.calls, related=related))
+        check(world.calls, build(world.calls, world.openings.__getitem__, related=related))
 
 
 def call(name: str, history: tuple[Message, ...], answer: Message | None, **fields: object) -> PlacedCall:
@@ -145,7 +157,7 @@ def call(name: str, history: tuple[Message, ...], answer: Message | None, **fiel
         tuple(map(message_key, history)),
         message_key(answer) if answer else None,
         issued=frozenset(item.id for item in answer.tool_calls) if answer else frozenset(),
-        opening=next((m.content for m in history if m.role == "user"), ""),
+        opening=text_key(opening_of(history)),
         text=answer.content if answer else "",
         **fields,  # type: ignore[arg-type]
     )
@@ -159,26 +171,28 @@ DONE = Message.assistant("All is done now, the tests pass.")
 
 def test_an_answer_is_recognised_by_the_ids_of_its_calls() -> None:
     other = Message.assistant("", tool_calls=(ToolCall("t1", "invalid", "{}"),))
-    tree = build([call("a", (USER,), LOOK), call("b", (USER, other, RESULT), DONE)])
+    tree = build([call("a", (USER,), LOOK), call("b", (USER, other, RESULT), DONE)], unread)
     assert [chain.calls for chain in tree.chains] == [["a", "b"]]
 
 
 def test_a_title_call_is_beside_the_task_even_if_it_ends_first() -> None:
     title = Message.assistant("Fixing tests")
-    tree = build([call("a", (USER, Message.user("title?")), title, tools=False), call("b", (USER,), LOOK)])
+    tree = build(
+        [call("a", (USER, Message.user("title?")), title, tools=False), call("b", (USER,), LOOK)], unread
+    )
     side, main = tree.chains
     assert side.side and side.parent == main.id and side.relation is Relation.SIDE and main.parent is None
 
 
 def test_without_a_session_a_call_without_tools_is_a_task() -> None:
-    tree = build([call("a", (USER,), DONE, tools=False), call("b", (USER,), LOOK)], related=False)
+    tree = build([call("a", (USER,), DONE, tools=False), call("b", (USER,), LOOK)], unread, related=False)
     assert [(chain.side, chain.parent) for chain in tree.chains] == [(False, None), (False, None)]
 
 
 def test_parallel_sub_agents_with_equal_prompts_are_told_apart() -> None:
     task = "look at the folder and report"
     spawn = Message.assistant("", tool_calls=(ToolCall("s1", "Task", "{}"), ToolCall("s2", "Task", "{}")))
-    parent = replace(call("a", (USER,), spawn, thread="main"), delegated=frozenset({task}))
+    parent = replace(call("a", (USER,), spawn, thread="main"), delegated=frozenset({text_key(task)}))
     sub = (Message.user(task),)
     calls = [
         parent,
@@ -186,7 +200,7 @@ def test_parallel_sub_agents_with_equal_prompts_are_told_apart() -> None:
         call("c", sub, replace(LOOK, tool_calls=(ToolCall("t2", "bash", "{}"),)), thread="two"),
         call("d", (*sub, LOOK, RESULT), DONE, thread="one", parent_thread="main"),
     ]
-    main, first, second = build(calls).chains
+    main, first, second = build(calls, unread).chains
     assert first.calls == ["b", "d"] and second.calls == ["c"]
     assert {first.parent, second.parent} == {main.id}
     assert {first.relation, second.relation} == {Relation.DELEGATE}
@@ -195,13 +209,14 @@ def test_parallel_sub_agents_with_equal_prompts_are_told_apart() -> None:
 def test_what_follows_a_compaction_points_at_what_was_compacted() -> None:
     history = (USER, LOOK, RESULT)
     summary = Message.assistant("The user wants the tests fixed; a.py was looked at.")
+    quoting = Message.user(f"Before: {summary.content} Go on.")
     calls = [
         call("a", (USER,), LOOK),
         call("b", history, DONE),
         call("c", (*history, DONE, Message.user("summarise")), summary, tools=False),
-        call("d", (Message.user(f"Before: {summary.content} Go on."),), LOOK),
+        call("d", (quoting,), LOOK),
     ]
-    main, side, after = build(calls).chains
+    main, side, after = build(calls, {"c": USER.content, "d": quoting.content}.__getitem__).chains
     assert main.calls == ["a", "b"] and side.side and side.parent == main.id
     assert after.parent == main.id and after.relation is Relation.CONTINUED
 
@@ -210,10 +225,11 @@ def test_a_cut_answer_is_a_leaf_unless_the_client_goes_on_from_it() -> None:
     stump = Message.assistant("I will")
     history = (USER, LOOK, RESULT)
     begun = [call("a", (USER,), LOOK), call("b", history, stump, complete=False)]
-    retried = build([*begun, call("c", history, DONE)])
+    retried = build([*begun, call("c", history, DONE)], unread)
     assert [chain.calls for chain in retried.chains] == [["a", "c"], ["b"]]
     went_on = build(
-        [call("a", (USER,), stump, complete=False), call("b", (USER, stump, Message.user("go on")), DONE)]
+        [call("a", (USER,), stump, complete=False), call("b", (USER, stump, Message.user("go on")), DONE)],
+        unread,
     )
     assert [chain.calls for chain in went_on.chains] == [["a", "b"]]
 
@@ -221,4 +237,4 @@ def test_a_cut_answer_is_a_leaf_unless_the_client_goes_on_from_it() -> None:
 def test_a_response_whose_history_the_provider_has_continues_it() -> None:
     first = replace(call("a", (USER,), LOOK), answer_id="resp_1")
     second = replace(call("b", (RESULT,), DONE), previous="resp_1")
-    assert [chain.calls for chain in build([first, second]).chains] == [["a", "b"]]
+    assert [chain.calls for chain in build([first, second], unread).chains] == [["a", "b"]]

@@ -39,7 +39,16 @@ from hermes.core.step import ToolErrorKind
 from hermes.gateway import wire
 from hermes.gateway.clients import Identity, agent_of, identify
 from hermes.gateway.journal import CallEnd, Group, RecordedCall, Recording
-from hermes.gateway.tree import HINT_CHARS, OPENING_CHARS, Chain, PlacedCall, Tree, build
+from hermes.gateway.tree import (
+    HINT_CHARS,
+    OPENING_CHARS,
+    SHORTEST_HINT,
+    Chain,
+    PlacedCall,
+    Tree,
+    build,
+    text_key,
+)
 from hermes.gateway.wire import Answer, Request
 from hermes.models.fields import as_objects
 from hermes.models.tokens.traces import read_trace
@@ -131,13 +140,18 @@ def records(
     group = recording.group()
     offsets: dict[str, int] = {}
     placed: list[PlacedCall] = []
+    keys: dict[bytes, bytes] = {}
     for offset, recorded in recording.calls():
         if recorded.id not in offsets:
             offsets[recorded.id] = offset
-            placed.append(_place(_read(recorded)))
+            placed.append(_place(_read(recorded), keys))
     session = _session(recording, group, offsets)
     prior = list(_stored_calls(reader, session, frozenset(offsets))) if session else []
-    tree = build([*prior, *placed], related=group.has_identity)
+
+    def opening_text(call: str) -> str:
+        return "" if _PRIOR in call else _opening(_read(recording.call_at(offsets[call])).request)
+
+    tree = build([*prior, *placed], opening_text, related=group.has_identity)
     places = _trajectory_ids(tree)
     for chain in tree.chains:
         new_calls = [call for call in chain.calls if _PRIOR not in call]
@@ -220,13 +234,18 @@ def _json_object(data: bytes) -> JSONObject:
     return value if isinstance(value, dict) else {}
 
 
-def _place(call: _ReadCall) -> PlacedCall:
+def _opening(request: Request) -> str:
+    users = (item.content for item in request.messages if item.role is Role.USER)
+    return next(users, "").strip()[:OPENING_CHARS]
+
+
+def _place(call: _ReadCall, keys: dict[bytes, bytes]) -> PlacedCall:
+    """`keys`: those of messages that were seen; equal ones are in memory once."""
     request, answer, identity = call.request, call.answer, call.identity
     message = answer.message if answer else Message.assistant()
-    users = (item.content for item in request.messages if item.role is Role.USER)
     return PlacedCall(
         call.recorded.id,
-        tuple(map(message_key, request.messages)),
+        tuple(keys.setdefault(key, key) for key in map(message_key, request.messages)),
         message_key(message) if answer else None,
         complete=answer is not None and answer.complete,
         tools=bool(request.tools),
@@ -235,19 +254,19 @@ def _place(call: _ReadCall) -> PlacedCall:
         issued=frozenset(item.id for item in message.tool_calls),
         cited=frozenset(item.id for earlier in request.messages for item in earlier.tool_calls),
         delegated=_argument_texts(message),
-        opening=next(users, "").strip()[:OPENING_CHARS],
+        opening=text_key(_opening(request)),
         text=message.content.strip()[:HINT_CHARS],
         answer_id=answer.id if answer else "",
         previous=request.previous,
     )
 
 
-def _argument_texts(message: Message) -> frozenset[str]:
+def _argument_texts(message: Message) -> frozenset[bytes]:
     texts: set[str] = set()
     for call in message.tool_calls:
         values = () if call.error else call.parsed().values()
         texts.update(value for value in values if isinstance(value, str))
-    return frozenset(text.strip()[:OPENING_CHARS] for text in texts)
+    return frozenset(text_key(text) for text in texts if len(text.strip()) >= SHORTEST_HINT)
 
 
 def _stored_calls(reader: Reader, session: str, new: frozenset[str]) -> Iterator[PlacedCall]:

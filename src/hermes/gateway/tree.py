@@ -11,15 +11,15 @@ The beginning of an answer that was cut is a leaf of its own if the client asked
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes.core import Relation
-from hermes.core.history import extend
+from hermes.core.history import digest, extend
 
 OPENING_CHARS, HINT_CHARS = 4_000, 500
 """Of the first message, and of an answer, what placing looks at: thousands of calls are in memory at once."""
-_SHORTEST_HINT = 16
+SHORTEST_HINT = 16
 """Characters of a text from which its being quoted says something."""
 
 
@@ -42,10 +42,10 @@ class PlacedCall:
     """Ids of the tool calls in the answer."""
     cited: frozenset[str] = frozenset()
     """Ids of the tool calls in the request."""
-    delegated: frozenset[str] = frozenset()
-    """Texts among the arguments of the answer's calls."""
-    opening: str = ""
-    """The text of the user's first message."""
+    delegated: frozenset[bytes] = frozenset()
+    """The `text_key` of each text among the arguments of the answer's calls that may be a task."""
+    opening: bytes = b""
+    """The `text_key` of the user's first message."""
     text: str = ""
     """The text of the answer."""
     answer_id: str = ""
@@ -79,10 +79,16 @@ class Tree:
     """Of a call: the attempts at the same request that failed before it."""
 
 
-def build(calls: Sequence[PlacedCall], *, related: bool = True) -> Tree:
-    """The tree of one group. `related` False: only their histories connect the calls, so those without tools
-    are tasks like others."""
-    builder = _Builder(calls, side_calls=related)
+def text_key(text: str) -> bytes:
+    """The identity of a text by its beginning."""
+    return digest(text.strip()[:OPENING_CHARS])
+
+
+def build(calls: Sequence[PlacedCall], opening_text: Callable[[str], str], *, related: bool = True) -> Tree:
+    """The tree of one group. `opening_text` reads the user's first message of a call again, where a summary
+    may be quoted in it. `related` False: only their histories connect the calls, so those without tools are
+    tasks like others."""
+    builder = _Builder(calls, opening_text, side_calls=related)
     for call in calls:
         builder.place(call)
     builder.adopt_side_calls()
@@ -90,7 +96,10 @@ def build(calls: Sequence[PlacedCall], *, related: bool = True) -> Tree:
 
 
 class _Builder:
-    def __init__(self, calls: Sequence[PlacedCall], *, side_calls: bool) -> None:
+    def __init__(
+        self, calls: Sequence[PlacedCall], opening_text: Callable[[str], str], *, side_calls: bool
+    ) -> None:
+        self._opening_text = opening_text
         self._side_calls = side_calls and any(call.tools for call in calls)
         self._calls = {call.id: call for call in calls}
         self._paths: dict[str, list[bytes]] = {}
@@ -100,10 +109,12 @@ class _Builder:
         self._continued: set[bytes] = set()
         """The histories with answers that a later request has."""
         ends: dict[str, bytes] = {}
+        beginnings: dict[bytes, bytes] = {}
         for call in calls:
             paths = [ends.get(call.previous or "", b"")]
-            for key in call.keys:
-                paths.append(extend(paths[-1], key))
+            for key in call.keys:  # equal beginnings of long histories are in memory once
+                path = extend(paths[-1], key)
+                paths.append(beginnings.setdefault(path, path))
             self._paths[call.id] = paths
             self._continued.update(paths)
             if call.answer is not None:
@@ -117,7 +128,7 @@ class _Builder:
         """By thread (None: any) and history with answer: the latest call that ended there."""
         self._prompts: dict[tuple[str, bytes], str] = {}
         self._issuers: dict[str, str] = {}
-        self._delegations: dict[str, str] = {}
+        self._delegations: dict[bytes, str] = {}
         self._threads: dict[str, Chain] = {}
         """The latest chain of each thread, side calls left out."""
         self._summaries: list[tuple[str, Chain]] = []
@@ -195,7 +206,7 @@ class _Builder:
                 chain.parent, chain.relation = main.id, Relation.SIDE
 
     def _origin(self, call: PlacedCall, shared: Chain | None) -> tuple[Chain | None, Relation | None]:
-        issuer = self._delegations.get(call.opening.strip())
+        issuer = self._delegations.get(call.opening)
         parent_chain = self._threads.get(call.parent_thread) if call.parent_thread is not None else None
         if parent_chain is not None and call.thread not in self._threads:
             return self._chain_of[issuer] if issuer else parent_chain, Relation.DELEGATE
@@ -213,8 +224,9 @@ class _Builder:
         issuers = [self._issuers[call_id] for call_id in call.cited if call_id in self._issuers]
         if issuers:
             return self._chain_of[max(issuers)], Relation.CONTINUED
+        opening = self._opening_text(call.id) if self._summaries else ""
         for summary, chain in reversed(self._summaries):
-            if summary in call.opening:
+            if summary in opening:
                 return chain, Relation.CONTINUED
         if call.thread and call.thread in self._threads:
             return self._threads[call.thread], Relation.CONTINUED
@@ -228,9 +240,8 @@ class _Builder:
         self._ends[call.thread, end] = self._ends[None, end] = call.id
         self._prompts[call.thread, here] = call.id
         self._issuers |= dict.fromkeys(call.issued, call.id)
-        hints = (text.strip() for text in call.delegated)
-        self._delegations |= {text: call.id for text in hints if len(text) >= _SHORTEST_HINT}
+        self._delegations |= dict.fromkeys(call.delegated, call.id)
         if not chain.side:
             self._threads[call.thread] = chain
-        elif chain.parent is not None and len(call.text.strip()) >= _SHORTEST_HINT:
+        elif chain.parent is not None and len(call.text.strip()) >= SHORTEST_HINT:
             self._summaries.append((call.text.strip(), self.chains[chain.parent]))
