@@ -220,8 +220,8 @@ def test_a_run_that_does_not_exist_is_no_empty_dataset(home: Path, tmp_path: Pat
     env = {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     target = tmp_path / "mine.jsonl"
     export = ("export", "--output", str(target), "--push-to-hub", "me/data")
-    error, _ = failure(hermes(home, *export, "--run", "nosuch", env=env), 2)
-    assert error == "no trajectory has the run 'nosuch'"
+    error, fix = failure(hermes(home, *export, "--run", "nosuch", env=env), 2)
+    assert error == "no trajectory has the run 'nosuch'" and fix.startswith(("there are: ", "nothing is"))
     assert not target.exists()
     error, fix = failure(hermes(home, *export, "--where", "turns>99", env=env), 2)
     assert error.startswith("not pushed: the export has no rows") and fix == "widen the filter"

@@ -14,6 +14,7 @@ from hermes.core import Message, Source
 from hermes.store import Writer
 from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistry
 from hermes.web.pages.batches import histogram
+from tests.cli.process import hermes
 from tests.records import record
 from tests.waiting import wait_until
 from tests.web.samples import fill, keep_adapter
@@ -98,6 +99,18 @@ def test_a_dataset_is_seen_before_it_is_written(site: WebSite) -> None:
     assert site.get("/datasets?preview=1&q=x%3D1").status == 400
     assert site.get("/datasets/files/..%2Fhermes.db").status == 404
     assert site.post("/datasets", {"format": "nothing"}).status == 400
+
+
+def test_exports_of_the_command_line_are_named_and_not_served(site: WebSite, tmp_path: Path) -> None:
+    data = tmp_path / "elsewhere" / "mine.jsonl"
+    data.parent.mkdir()
+    done = hermes(site.home, "export", "--all", "--output", str(data))
+    assert done.returncode == 0, done.stderr
+    page = site.get("/datasets").text
+    assert page.count(str(data)) == 1 and "mine.manifest.json" not in page
+    assert site.get("/datasets/files/mine.jsonl").status == 404
+    data.unlink()
+    assert str(data) not in site.get("/datasets").text
 
 
 def test_what_the_list_shows_is_what_is_exported(site: WebSite) -> None:

@@ -113,6 +113,8 @@ def report_unknown_names(filters: Filter, *, refuse: bool = False) -> None:
             candidates = reader.names(kind)
             hint = did_you_mean(nearest(name, candidates))
             if refuse:
-                listing = ", ".join(candidates[:8]) or "nothing is recorded yet"
+                listing = (
+                    f"there are: {', '.join(candidates[:8])}" if candidates else "nothing is recorded yet"
+                )
                 raise UsageError(f"no trajectory has the {kind} '{name}'", hint or listing)
             click.echo(f"no trajectory has the {kind} '{name}'{hint and f'; {hint}'}", err=True)

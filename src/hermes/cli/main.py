@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "policy": (
         "hermes.cli.policy.command:policy",
-        "Policies: list, show, promote, rollback, compare, serve.",
+        "Policies: list, show, promote, delete, serve.",
     ),
     "quickstart": (
         "hermes.cli.quickstart:quickstart",

@@ -23,16 +23,18 @@ from hermes.store import Filter, Reader
 from hermes.store.query import ALL
 
 VERSION = 1
+MANIFEST_ENDING = ".manifest.json"
+REMOVED_ENDING = ".removed.jsonl"
 
 
 def path_for(output: Path) -> Path:
     """data.jsonl → data.manifest.json."""
-    return output.with_name(f"{stem(output)}.manifest.json")
+    return output.with_name(f"{stem(output)}{MANIFEST_ENDING}")
 
 
 def removed_path_for(output: Path) -> Path:
     """data.jsonl → data.removed.jsonl."""
-    return output.with_name(f"{stem(output)}.removed.jsonl")
+    return output.with_name(f"{stem(output)}{REMOVED_ENDING}")
 
 
 def stem(output: Path) -> str:
@@ -96,14 +98,19 @@ def log_export(home: Path, files: Iterable[Path]) -> None:
         log.append(lines)
 
 
-def exports_with(home: Path, ids: Sequence[str]) -> list[str]:
-    """The logged files that still exist and may have one of these trajectories."""
+def logged_files(home: Path) -> list[Path]:
+    """Every file that was exported, also one that exists no more; the newest last."""
     path = home / _NAME
     if not path.exists():
         return []
-    logged = dict.fromkeys(json.loads(line)["path"] for line in appendlog.read_lines(path))
+    names = [json.loads(line)["path"] for line in appendlog.read_lines(path)]
+    return [Path(name) for name in reversed(dict.fromkeys(reversed(names)))]
+
+
+def exports_with(home: Path, ids: Sequence[str]) -> list[str]:
+    """The logged files that still exist and may have one of these trajectories."""
     encoded_ids = [name.encode() for name in ids]
-    return [name for name in logged if _may_contain(Path(name), encoded_ids)]
+    return [str(path) for path in logged_files(home) if _may_contain(path, encoded_ids)]
 
 
 def _may_contain(path: Path, ids: Sequence[bytes]) -> bool:

@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from urllib.parse import urlencode
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from hermes.core import JSONObject
+from hermes.data.export.manifest import MANIFEST_ENDING, REMOVED_ENDING, logged_files
 from hermes.data.export.run import ExportPlan, preview
 from hermes.data.export.select import TrajectorySelection
 from hermes.data.formats.base import Format
@@ -103,6 +105,7 @@ def show(request: WebRequest) -> Response:
         "rows": rows,
         "left_out": left_out,
         "exports": _exports(_files(request)),
+        "elsewhere": _elsewhere(request),
     }
     return request.page("datasets.html", values)
 
@@ -171,6 +174,20 @@ def _exports(files: list[Path]) -> list[ExportedDataset]:
         state = data.stat()
         exports.append(ExportedDataset(data.name, state.st_size, int(state.st_mtime * 1000), tuple(beside)))
     return sorted(exports, key=lambda entry: entry.written_at_ms, reverse=True)[:_MAX_SHOWN]
+
+
+def _elsewhere(request: WebRequest) -> list[tuple[str, int, int]]:
+    """Data that the command line exported: path, size, and when; newest first. They are named, not served."""
+    folder = _folder(request).resolve()
+    paths = [path for path in logged_files(request.context.home) if not path.is_relative_to(folder)]
+    rows = []
+    for path in reversed(paths):
+        if path.name.endswith((MANIFEST_ENDING, REMOVED_ENDING)) or len(rows) == _MAX_SHOWN:
+            continue
+        with suppress(OSError):
+            state = path.stat()
+            rows.append((str(path), state.st_size, int(state.st_mtime * 1000)))
+    return rows
 
 
 ROUTES = (
