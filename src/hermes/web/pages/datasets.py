@@ -180,7 +180,7 @@ def _elsewhere(request: WebRequest) -> list[tuple[str, int, int]]:
     """Data that the command line exported: path, size, and when; newest first. They are named, not served."""
     folder = _folder(request).resolve()
     paths = [path for path in logged_files(request.context.home) if not path.is_relative_to(folder)]
-    rows = []
+    rows: list[tuple[str, int, int]] = []
     for path in reversed(paths):
         if path.name.endswith((MANIFEST_ENDING, REMOVED_ENDING)) or len(rows) == _MAX_SHOWN:
             continue
