@@ -155,8 +155,8 @@ class OpenEnvEnv(HermesAgentBaseEnv):
             )
         if config.package:
             python = Path(config.python or sys.executable).expanduser()
-            logs = self.hermes_config().home / "logs" / "openenv"
-            self._servers = PackageServers(python, config.package, config.servers, logs)
+            folder = self.hermes_config().home / "openenv"
+            self._servers = PackageServers(python, config.package, config.servers, folder)
         self._episodes: dict[str, Episode] = {}
         tasks = [Task(f"seed-{seed}", None, {"seed": seed}) for seed in range(config.episodes)]
         if config.dataset_name is not None:

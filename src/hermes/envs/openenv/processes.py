@@ -1,6 +1,7 @@
 """Servers of an OpenEnv package as processes of ours: started, started again when they die, and ended.
 
-What they print goes to log files, which failures name. A package is code that you trust: it runs as you.
+What they print goes to log files, which failures name. A package is code that you trust: it runs as you, but
+with a home of its own, because environments exist that write their own name into ~/.gitconfig.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import site
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,9 @@ class _Server:
 class PackageServers:
     """`count` servers of one package on loopback."""
 
-    def __init__(self, python: Path, package: str, count: int, logs: Path) -> None:
-        self._python, self._package, self._logs = python, package, logs
+    def __init__(self, python: Path, package: str, count: int, folder: Path) -> None:
+        self._python, self._package = python, package
+        self._logs, self._home = folder / "logs", folder / "home"
         self._servers: list[_Server | None] = [None] * count
         self._starting = asyncio.Lock()
 
@@ -58,7 +61,8 @@ class PackageServers:
         await asyncio.gather(*(_end(server.process) for server in servers if server is not None))
 
     async def _start(self, number: int) -> _Server:
-        self._logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in (self._logs, self._home):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         log_path = self._logs / f"server-{os.getpid()}-{number}.log"
         launcher = Path(__file__).with_name("launcher.py")
         with log_path.open("ab") as log:
@@ -69,7 +73,7 @@ class PackageServers:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **_home_variables(self._home), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         assert process.stdout is not None
@@ -91,6 +95,12 @@ class PackageServers:
                 f"Is it installed for {self._python}? Its log is {log_path}.",
             )
         return _Server(process, f"http://127.0.0.1:{int(line)}")
+
+
+def _home_variables(home: Path) -> dict[str, str]:
+    """A home of the package's own; what was downloaded or installed for the user is still found."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return {"HOME": str(home), "XDG_CACHE_HOME": cache, "PYTHONUSERBASE": site.getuserbase()}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
