@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hermes.skills.skill import Skill
 
 
+_MOST_MATCHES = 10
+
+
 @click.group(cls=CommandGroup)
 def skills() -> None:
     """Browse, search, view, install, check and learn skills.
@@ -33,12 +36,12 @@ def skills() -> None:
 @click.option("--category", hidden=True, help="Only this category.")
 @json_option
 def browse(query: tuple[str, ...], category: str | None, as_json: bool) -> None:
-    """List the skills: all, those of a category, or those that fit QUERY."""
+    """List the skills: all, those of a category, or the ten that fit QUERY best."""
     catalogue, words = _catalogue(), " ".join(query)
     categories = {skill.category for skill in catalogue.skills}
     chosen = category or (words if words in categories else None)
     if words and chosen is None:
-        _print_list(catalogue.search(words), as_json)
+        _print_list(catalogue.search(words)[:_MOST_MATCHES], as_json)
         return
     _print_list([skill for skill in catalogue.skills if chosen in (None, skill.category)], as_json)
     for broken in catalogue.broken:
