@@ -34,11 +34,12 @@ from hermes.policies.scoring import ComparisonGain
 from hermes.policies.sequential import run_test
 from hermes.serving.fetch import fetch_json
 from hermes.store import Filter, Reader, Writer
-from hermes.training.policy_registry import PolicyRegistry
+from hermes.training.policy_registry import PolicyRecord, PolicyRegistry
 from tests.cli.process import failure, hermes
 from tests.cli.terminal import hermes_terminal
 from tests.engine.http.engine_process import launch
 from tests.policies.rated_store import write_rated_store
+from tests.policies.text_world import tasks_file
 from tests.policies.tiny_chat import make_tiny_chat
 from tests.waiting import wait_until
 
@@ -77,6 +78,32 @@ def test_real_ratings_promote(tmp_path: Path, tiny: Path) -> None:
     assert "no new ratings" in error and "rate" in fix
     check_the_name_policy(tmp_path, tiny, record)
     assert "base" in hermes(tmp_path, "policy", "rollback").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_texts_and_then_weights_are_improved_and_the_report_says_what_each_brought(
+    tmp_path: Path, tiny: Path
+) -> None:
+    write_rated_store(tmp_path, 64)
+    registry = PolicyRegistry(tmp_path)
+    registry.add(PolicyRecord("START", str(tiny), None, None))
+    registry.promote("START", "by hand")
+    (tmp_path / "config.yaml").write_text("sampling: {max_tokens: 4}\n")
+    proposals, score = tmp_path / "proposals.txt", tmp_path / "score.py"
+    proposals.write_text("Speak like a sailor.\n")
+    score.write_text("def score(ctx):\n    return float('sailor' in ctx.trajectory.messages[0].content)\n")
+    words = ("--text", "system_prompt", "--proposals", str(proposals), "--reward", f"{score}:score")
+    tasks = ("--tasks", str(tasks_file(tmp_path, 45)), "--toolsets", "none", "--max-calls", "60")
+    facts = run_improve(tmp_path, tiny, *words, *tasks, "--then", "dpo", "--examples", "0")
+    texts, weights = registry.policies()[1:]
+    assert facts["texts"] == {"policy": texts.id, "promoted": True} and facts["policy"] == weights.id
+    assert weights.parent == texts.id and weights.texts == {"system_prompt": "Speak like a sailor."}
+    page = Path(str(facts["report"])).read_text()
+    assert "## What each brought" in page
+    wins = texts.facts["wins"]
+    assert f"| texts | {texts.label} | better | {wins} | 0 | 0 |" in page
+    assert f"| weights (dpo) | {weights.label} | {weights.decision} |" in page
 
 
 def check_the_name_policy(home: Path, tiny: Path, record: dict[str, Any]) -> None:

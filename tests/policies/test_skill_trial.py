@@ -15,6 +15,7 @@ from hermes.policies.text.ledger import Ledger, Spending
 from hermes.policies.text.search import Evaluator
 from hermes.policies.text.signal import TaskScore, TextTask
 from hermes.policies.text.trial import run_trial
+from hermes.skills.skill import SkillOrigin, parse_skill
 from hermes.store import Filter, Reader
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, Reply, text, tool_calls
@@ -23,10 +24,13 @@ from tests.policies.text_world import configured, tasks_file
 RULE = "Write a word in capital letters."
 
 
-def install_skill(home: Path, name: str, body: str) -> None:
+def install_skill(home: Path, name: str, body: str, *, learned: bool = False) -> None:
     folder = home / "skills" / name
-    folder.mkdir(parents=True)
-    (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: How to write words.\n---\n{body}\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    source = "metadata: {hermes: {learned_from: T1}}\n" if learned else ""
+    (folder / "SKILL.md").write_text(
+        f"---\nname: {name}\ndescription: How to write words.\n{source}---\n{body}\n"
+    )
 
 
 def reader_of_skills(opens: bool) -> Callable[[dict[str, Any]], Reply]:
@@ -95,6 +99,28 @@ def test_a_skill_that_nobody_opens_is_not_shown_to_help(tmp_path: Path) -> None:
         assert (facts["verdict"], facts["opened"], facts["effect"]["mean"]) == ("not shown to help", 0, 0)
 
 
+def checked(home: Path) -> str:
+    (entry,) = json.loads(hermes(home, "skills", "check", "words", "--json").stdout)
+    assert entry["ok"] is True
+    return str(entry["trial"])
+
+
+def test_a_learned_skill_is_offered_once_a_trial_shows_that_it_helps(tmp_path: Path) -> None:
+    question = ("-q", "Write the word copper.", "--toolsets", "skills", "--json")
+    with FakeProvider(reader_of_skills(opens=True)) as provider:
+        home = configured(tmp_path / "home", provider)
+        install_skill(home, "words", RULE, learned=True)
+        assert "before a trial: hermes skills trial words" in checked(home)
+        assert json.loads(hermes(home, *question).stdout)["answer"] == "The word is copper."
+        assert trial(home, tmp_path)["verdict"] == "helps"
+        assert checked(home) == "None"
+        assert json.loads(hermes(home, *question).stdout)["answer"] == "COPPER"
+        install_skill(home, "words", "Write anything.", learned=True)
+        assert "before a trial" in checked(home)  # it is another text now
+        assert trial(home, tmp_path)["verdict"] == "not shown to help"
+        assert checked(home) == "stopped helping: not shown to help (effect +0.000 on 12 tasks)"
+
+
 def test_what_cannot_be_tried_is_one_sentence(tmp_path: Path) -> None:
     tasks = ("--tasks", str(tasks_file(tmp_path, 12)), "--toolsets", "skills")
     error, fix = failure(hermes(tmp_path, "skills", "trial", "no-such-skill", *tasks), 2)
@@ -119,6 +145,15 @@ class Scored:
         pass
 
 
+IT = parse_skill(
+    "---\nname: it\ndescription: It.\n---\nDo it.\n",
+    file="it",
+    directory=Path("it"),
+    category="user",
+    origin=SkillOrigin.USER,
+)
+
+
 class NoCalls:
     messages = ()
 
@@ -126,16 +161,16 @@ class NoCalls:
 async def test_a_skill_that_harms_is_said_to(tmp_path: Path) -> None:
     signal = Scored(having=0.25, lacking=0.75)
     evaluator = Evaluator(signal, Ledger(tmp_path, Spending(0)), 8)
-    result = await run_trial("it", signal.tasks, evaluator, lambda _: NoCalls())  # type: ignore[arg-type,return-value]
+    result = await run_trial(IT, signal.tasks, evaluator, lambda _: NoCalls())  # type: ignore[arg-type,return-value]
     assert result.verdict == "harms" and result.effect.mean == -0.5
 
 
 async def test_money_that_is_spent_ends_it_with_what_was_compared(tmp_path: Path) -> None:
     signal = Scored(1, 0, cost_usd=0.01)
     evaluator = Evaluator(signal, Ledger(tmp_path, Spending(0, max_cost_usd=0.3)), 8)
-    result = await run_trial("it", signal.tasks, evaluator, lambda _: NoCalls())  # type: ignore[arg-type,return-value]
+    result = await run_trial(IT, signal.tasks, evaluator, lambda _: NoCalls())  # type: ignore[arg-type,return-value]
     assert result.tasks == 16
     poor = Evaluator(signal, Ledger(tmp_path / "poor", Spending(0, max_cost_usd=0.1)), 8)
     (tmp_path / "poor").mkdir()
     with pytest.raises(UsageError, match="too few"):
-        await run_trial("it", signal.tasks, poor, lambda _: NoCalls())  # type: ignore[arg-type,return-value]
+        await run_trial(IT, signal.tasks, poor, lambda _: NoCalls())  # type: ignore[arg-type,return-value]

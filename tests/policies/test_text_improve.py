@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from hermes.store import Filter, Reader
 from hermes.training.policy_registry import PolicyRegistry
 from tests.cli.process import failure, hermes
-from tests.fakes.provider import FakeProvider, status, text
+from tests.fakes.provider import FakeProvider, Reply, status, text
 from tests.policies.text_world import PLANTED, configured, reward_file, tasks_file, world
 from tests.waiting import wait_until
 
@@ -87,6 +88,41 @@ def test_useless_proposals_change_nothing(tmp_path: Path) -> None:
         assert PolicyRegistry(home).policies() == []
 
 
+def test_a_signal_that_never_varies_is_named_after_a_few_rollouts(tmp_path: Path) -> None:
+    constant = tmp_path / "constant.py"
+    constant.write_text("def score(ctx):\n    return 0.5\n")
+    with FakeProvider(world(SEED)) as provider:
+        home = configured(tmp_path / "home", provider)
+        done = hermes(home, *arguments(tmp_path, "--reward", f"{constant}:score", "--concurrency", "4"))
+        assert done.returncode == 2 and "the first 8 rollouts all scored 0.5" in done.stdout
+        assert "rollouts scored 0.5: the signal tells no text from another" in done.stderr
+        models = [request.json["model"] for request in provider.posts]
+        assert models.count("reflector") == 1 and models.count("worker") <= 32  # the probe, and no proposal
+
+
+def test_ratings_by_a_model_are_marked(tmp_path: Path) -> None:
+    play = world(SEED)
+
+    def judged(request: dict[str, Any]) -> Reply:
+        if request["model"] != "judge":
+            return play(request)
+        system, question = (message["content"] for message in request["messages"])
+        key = re.search(r"score_\w+", system)
+        assert key is not None
+        answer = question.partition('"answer"')[2]
+        return text(json.dumps({key[0]: 5 if re.search(r"[A-Z]{4}", answer) else 1, "reason": "r"}))
+
+    with FakeProvider(judged) as provider:
+        home = configured(tmp_path / "home", provider)
+        facts = improved(home, *arguments(tmp_path, "--judge", "fake/judge"))
+        assert facts["promoted"] is True, facts
+    assert facts["figures"]["signal"].startswith("judge:fake/judge (ratings by a model) on")
+    assert "judge:fake/judge (ratings by a model)" in Path(str(facts["report"])).read_text()
+    with Reader(home / "hermes.db") as reader:
+        entry = next(iter(reader.trajectories(Filter())))
+        assert [reward.source for reward in reader.rewards(entry.header.id)] == ["judge:fake/judge"]
+
+
 def test_killed_it_goes_on_and_pays_nothing_twice(tmp_path: Path) -> None:
     """kill -9 in the middle: what the second start asks is what the first had not."""
     alone = tmp_path / "alone"
@@ -120,6 +156,11 @@ def test_killed_it_goes_on_and_pays_nothing_twice(tmp_path: Path) -> None:
         (("--reflect-with", "nowhere/model"), "nowhere", ""),
         (("--reward", "missing.py:score"), "no file", "file.py:function"),
         (("--watch",), "--watch waits", "leave one"),
+        (
+            ("--then", "dpo"),
+            "--then trains hermes/smollm2, and the texts are those of fake/worker",
+            "leave --then",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_spent(

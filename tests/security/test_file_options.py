@@ -100,6 +100,7 @@ EXEMPT: dict[str, str] = {
     "rl * --env": CODE,
     "improve --env": CODE,
     "skills trial --env": CODE,
+    "improve --agent*": "a command that the person runs, in a sandbox",
     "env * --dir": SEARCHED,
     "env list folders": SEARCHED,
     "env verifiers install *": "an installation that a person asks for; a package is code that is trusted",

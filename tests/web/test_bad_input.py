@@ -126,6 +126,12 @@ ROUTES: dict[str, dict[str, Field]] = {
     "POST /jobs/{job:str}/stop": {"job": Field("0123456789abcdef")},
     "GET /batches": {},
     "GET /batches/{run:str}": {"run": Field("batch-1")},
+    "GET /skills/drafts/{draft:str}": {"draft": Field("nothing")},
+    "POST /skills/drafts/{draft:str}": {
+        "draft": Field("nothing"),
+        "action": Field("accept"),
+        "text": FREE_TEXT,
+    },
     "GET /environments": {},
     "POST /environments/{action:str}": {"action": Field("check"), "environment": Field("nothing")},
     "GET /datasets": {

@@ -25,7 +25,7 @@ from hermes.config.load import Config
 from hermes.config.settings import SandboxSettings
 from hermes.core import Fact, Header, Message, Relation, Role, Sampling, Source, StopReason, new_id
 from hermes.core.clock import now_ms
-from hermes.core.texts import FILE, NO_TEXTS, SKILL, SYSTEM_PROMPT, TOOL, Texts, hashes, named, prompt_with
+from hermes.core.texts import FILE, NO_TEXTS, SYSTEM_PROMPT, TOOL, Texts, hashes, named, prompt_with
 from hermes.errors import UsageError
 from hermes.models.base import ChatModel, OnDelta
 from hermes.models.budget import Budget
@@ -35,7 +35,7 @@ from hermes.safety.redact import Redactor
 from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.directory import work_in
-from hermes.skills import list_skills
+from hermes.skills.trials import skills_in_use
 from hermes.store import Writer
 from hermes.tools.base import Delegate, Tool, ToolOutput, Workbench
 from hermes.tools.builtin.memory import stored_facts
@@ -200,7 +200,7 @@ async def _assemble(
 
 def prepare_opening(config: Config, loop: AgentLoop, plan: RolloutPlan) -> None:
     """Adds the system prompt that fits the loop's tools, then the plan's examples."""
-    catalogue = list_skills(config.home).with_bodies(named(config.texts, SKILL))
+    catalogue = skills_in_use(config.home, config.texts)
     skills = catalogue.skills if "skills" in plan.toolsets else ()
     works_on_files = not _WORKSPACE_TOOLSETS.isdisjoint(plan.toolsets)
     text = system_prompt(

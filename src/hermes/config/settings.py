@@ -191,6 +191,15 @@ class MemorySettings(_Section):
     max_fact_chars: int = Field(default=300, ge=20, le=4_000, description="longest fact")
 
 
+class SkillSettings(_Section):
+    auto: Literal["off", "suggest"] = Field(
+        default="off", description="suggest: a chat that took many corrections ends with a draft of a skill"
+    )
+    corrections: int = Field(
+        default=3, ge=1, description="failed calls and added messages after which a skill is suggested"
+    )
+
+
 class MediaSettings(_Section):
     vision_model: str | None = Field(default=None, description="provider/model that understands images")
     image_model: str | None = Field(default=None, description="provider/model that draws images")
@@ -336,6 +345,7 @@ class Settings(_Section):
     web: WebSettings = WebSettings()
     hub: HubSettings = HubSettings()
     memory: MemorySettings = MemorySettings()
+    skills: SkillSettings = SkillSettings()
     media: MediaSettings = MediaSettings()
     rating: RatingSettings = RatingSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(

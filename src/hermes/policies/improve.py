@@ -135,22 +135,9 @@ def improve(
     config: Config, settings: ImproveSettings, rater: AutoRater | None, progress: Progress, agree: Agree
 ) -> Improvement:
     """UsageError if there is too little to learn from, or too little held out to decide anything."""
-    registry = PolicyRegistry(config.home)
+    registry, until_ms = PolicyRegistry(config.home), now_ms()
     current = registry.current(settings.base_model)
-    if current.base_model != settings.base_model:
-        raise UsageError(
-            f"the current policy stands on {current.base_model}, not on {settings.base_model}",
-            f"--base-model {current.base_model}, or hermes policy promote base",
-        )
-    until_ms = now_ms()
-    with Reader(db_path(config.home)) as reader:
-        since_ms = 0 if settings.everything else current.ratings_until_ms
-        rows = gather_rows(reader, since_ms, settings.eval_share, machines=settings.machine_ratings)
-    error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
-    needed = ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
-    method, reason = choose_method(rows, settings.method, needed)
-    comparisons = held_out_comparisons(rows, method, settings.seed)
-    check_decidable(len(comparisons), error_rate, needed)
+    rows, method, reason, comparisons, error_rate = _plan(config, settings, registry, current)
     _name_models(config, settings.base_model, answer_models(rows), agree, progress)
     progress(f"{reason}; {rows.groups}")
     policy_id = new_policy_id()
@@ -179,6 +166,32 @@ def improve(
         answers = _answers(config, settings, url, current, record, comparisons, rater, progress)
     improvement = _decide(registry, record, reason, rows, gains, answers, rater, error_rate, folder)
     return replace(improvement, models=tuple(answer_models(rows)))
+
+
+def check_ready(config: Config, settings: ImproveSettings) -> None:
+    """UsageError now, if `improve` would have too little to learn from or to decide with."""
+    registry = PolicyRegistry(config.home)
+    _plan(config, settings, registry, registry.current(settings.base_model))
+
+
+def _plan(
+    config: Config, settings: ImproveSettings, registry: PolicyRegistry, current: PolicyRecord
+) -> tuple[ImprovementRows, Method, str, list[HeldOutComparison], float]:
+    """The rows, the method and why, what decides, and the error rate that is left."""
+    if current.base_model != settings.base_model:
+        raise UsageError(
+            f"the current policy stands on {current.base_model}, not on {settings.base_model}",
+            f"--base-model {current.base_model}, or hermes policy promote base",
+        )
+    with Reader(db_path(config.home)) as reader:
+        since_ms = 0 if settings.everything else current.ratings_until_ms
+        rows = gather_rows(reader, since_ms, settings.eval_share, machines=settings.machine_ratings)
+    error_rate = spent_error_rate(settings.error_rate, registry.attempts(current.id) + 1)
+    needed = ratings_needed(rows, fewest_wins(error_rate), settings.eval_share)
+    method, reason = choose_method(rows, settings.method, needed)
+    comparisons = held_out_comparisons(rows, method, settings.seed)
+    check_decidable(len(comparisons), error_rate, needed)
+    return rows, method, reason, comparisons, error_rate
 
 
 def run_stem(home: Path) -> str:

@@ -17,6 +17,8 @@ from hermes.policies.sequential import SequentialDecision, SequentialTest, fewes
 from hermes.safety.text import printable
 from hermes.training.policy_registry import PolicyRecord
 
+TEXT_METHOD = "text"
+"""The method of a policy whose texts were improved."""
 _EXAMPLES = 5
 _CHARS = 600
 
@@ -160,15 +162,32 @@ def _clip(text: str) -> str:
 
 
 def markdown(blocks: Sequence[Block]) -> str:
-    parts: list[str] = []
-    for number, block in enumerate(blocks):
-        parts.append(f"{'#' if number == 0 else '##'} {block.heading}")
-        parts += [printable(line) for line in block.lines]
-        if block.table:
-            head, *body = block.table
-            rows = [f"| {' | '.join(row)} |" for row in body]
-            parts.append("\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows]))
-        for title, text in block.quotes:
-            quoted = "\n".join(f"    {line}" for line in _clip(text).splitlines() or [""])
-            parts.append(f"*{title}*\n\n{quoted}")
+    return "\n".join(_section(block, "##" if number else "#") for number, block in enumerate(blocks))
+
+
+def _section(block: Block, mark: str) -> str:
+    parts = [f"{mark} {block.heading}", *(printable(line) for line in block.lines)]
+    if block.table:
+        head, *body = block.table
+        rows = [f"| {' | '.join(row)} |" for row in body]
+        parts.append("\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows]))
+    for title, text in block.quotes:
+        quoted = "\n".join(f"    {line}" for line in _clip(text).splitlines() or [""])
+        parts.append(f"*{title}*\n\n{quoted}")
     return "\n\n".join(parts) + "\n"
+
+
+def append_steps(path: Path, steps: Sequence[PolicyRecord]) -> None:
+    """Adds to the report of the last of several improvements what each of them brought."""
+    counts = ("wins", "losses", "ties")
+    rows = [
+        (
+            "texts" if record.method == TEXT_METHOD else f"weights ({record.method})",
+            record.label,
+            record.decision or "no candidate",
+            *(str(record.facts.get(name, 0)) for name in counts),
+        )
+        for record in steps
+    ]
+    block = Block("What each brought", table=(("", "policy", "against the one before", *counts), *rows))
+    atomic_write(path, f"{path.read_text('utf-8')}\n{_section(block, '##')}")

@@ -38,6 +38,7 @@ from hermes.skills.skill import (
     read_skill,
 )
 from hermes.skills.source import Files, read_source
+from hermes.skills.trials import note, results
 
 QUARANTINE = ".quarantine"
 _OFFICIAL = "official/"
@@ -66,12 +67,14 @@ class SkillFinding:
     """Malformed, or changed since it was installed."""
     missing: tuple[str, ...]
     """Prerequisites this machine lacks."""
+    trial: str | None = None
+    """What its trials say that one has to know."""
 
     @property
     def state(self) -> str:
         """The same in one line."""
         needs = f"needs {', '.join(self.missing)}" if self.missing else ""
-        return "; ".join(self.problems) or needs or "ok"
+        return "; ".join(self.problems) or "; ".join(filter(None, (needs, self.trial))) or "ok"
 
     def to_json(self) -> JSONObject:
         return {
@@ -80,6 +83,7 @@ class SkillFinding:
             "ok": not self.problems,
             "problems": list(self.problems),
             "missing": list(self.missing),
+            "trial": self.trial,
         }
 
 
@@ -193,7 +197,7 @@ def user_directory(home: Path, name: str) -> Path | None:
 def check(home: Path, environ: Mapping[str, str]) -> list[SkillFinding]:
     """Checks every skill: its format, its hashes against the lock file, its prerequisites on this machine."""
     catalogue = list_skills(home)
-    lock = read_lock(home)
+    lock, trials = read_lock(home), results(home)
     findings = [
         SkillFinding(entry.name, entry.origin, (entry.error.message,), ()) for entry in catalogue.broken
     ]
@@ -202,7 +206,13 @@ def check(home: Path, environ: Mapping[str, str]) -> list[SkillFinding]:
         with file_errors(skill.directory):
             problems = changes(skill.directory, locked["files"]) if locked else ()
         findings.append(
-            SkillFinding(skill.name, skill.origin, problems, missing_prerequisites(skill, environ))
+            SkillFinding(
+                skill.name,
+                skill.origin,
+                problems,
+                missing_prerequisites(skill, environ),
+                note(skill, trials),
+            )
         )
     removed = [name for name in lock if user_directory(home, name) is None]
     findings += [

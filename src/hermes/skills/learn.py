@@ -114,6 +114,7 @@ def draft_skill(trajectory: Trajectory, name: str | None = None) -> SkillDraft:
         "metadata:",
         "  hermes:",
         "    packages: []",
+        f"    learned_from: {trajectory.header.id}",
         "---",
         "",
         f"# {name.replace('-', ' ').capitalize()}",

@@ -109,6 +109,8 @@ class Skill:
     """Flags in its prose that belong to programs outside its packages."""
     verified: str | None = None
     """The day (YYYY-MM-DD) on which its check last passed."""
+    learned_from: str | None = None
+    """The trajectory that it was drafted from; None: somebody wrote it."""
 
     @property
     def listing(self) -> str:
@@ -141,6 +143,7 @@ class Skill:
             "aliases": list(self.aliases),
             "packages": [{"name": package.name, "version": package.version} for package in self.packages],
             "verified": self.verified,
+            "learned_from": self.learned_from,
         }
 
 
@@ -180,6 +183,7 @@ def parse_skill(text: str, *, file: str, directory: Path, category: str, origin:
         programs=hermes.text_map("programs"),
         other_flags=hermes.texts("other_flags"),
         verified=hermes.day("verified"),
+        learned_from=hermes.optional_text("learned_from", MAX_NAME_CHARS),
     )
 
 

@@ -75,6 +75,10 @@ async def run_repl(options: ChatOptions) -> None:
             from hermes.cli.rating.auto import rate_new
 
             await rate_new(config, Filter(session_id=last.header.session_id))
+        if config.settings.skills.auto == "suggest":
+            from hermes.cli.skills.suggest import suggest_skill
+
+            await suggest_skill(config, last.header.id)
 
 
 async def _converse(session: ChatSession, screen: Screen, prompt: PromptSession[str]) -> None:

@@ -14,6 +14,7 @@ from hermes.cli.options import DeviceChoice, json_option, stored_variables
 from hermes.cli.policy.options import ImproveOptions
 from hermes.cli.policy.text import improve_text
 from hermes.policies.improve import improve, new_ratings
+from hermes.policies.report import append_steps
 
 if TYPE_CHECKING:
     from hermes.cli.terminal.progress import ProgressLines
@@ -76,21 +77,32 @@ def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Impro
         raise UsageError("one rater of held-out answers is enough", "--reward, --judge or --reward-model")
     if options.agent is not None and options.text is None:
         raise UsageError("--agent runs a program whose files are improved", "add --text file:AGENTS.md")
+    if options.then is not None and options.text is None:
+        raise UsageError(
+            "--then follows an improvement of texts", "add --text, or --method for weights alone"
+        )
     if options.agent is None and options.reward and ":" not in options.reward:
         raise UsageError(
             f"--reward {options.reward}: stored rewards cannot score new answers", "FILE.py:FUNCTION"
         )
     with ProgressLines(to_stderr=as_json) as progress:
+        steps = []
         if options.text is not None:
-            result = improve_text(options, progress)
-        else:
-            result = _improve_weights(config, options, progress, agree, rated=bool(raters))
+            steps.append(improve_text(options, progress))
+        if options.text is None or options.then is not None:
+            weights = _weights_options(options)
+            steps.append(_improve_weights(config, weights, progress, agree, rated=bool(raters)))
+    result = steps[-1]
+    if len(steps) > 1:
+        append_steps(result.report, [step.record for step in steps])
     if as_json:
         record = result.record
         facts = {"policy": record.id, "promoted": result.promoted, "decision": record.decision}
-        click.echo(json.dumps({**facts, "figures": record.facts, "report": str(result.report)}))
+        before = {"texts": {"policy": steps[0].record.id, "promoted": steps[0].promoted}} if steps[1:] else {}
+        click.echo(json.dumps({**facts, **before, "figures": record.facts, "report": str(result.report)}))
     else:
-        click.echo(result.sentence)
+        for step in steps:
+            click.echo(step.sentence)
         click.echo(f"report  {result.report}")
         if result.promoted:
             click.echo("talk    hermes --model policy")
@@ -98,6 +110,10 @@ def _improve_once(options: ImproveOptions, agree: Agree, as_json: bool) -> Impro
                 run = result.record.run_id
                 click.echo(_OLLAMA.format(run=run))
     return result
+
+
+def _weights_options(options: ImproveOptions) -> ImproveOptions:
+    return options if options.then is None else options.model_copy(update={"method": options.then})
 
 
 def _improve_weights(

@@ -7,6 +7,7 @@ from pathlib import Path
 from hermes.cli.policy.signal import SignalOptions
 from hermes.config.option import Options, option
 from hermes.policies.improve import ImproveSettings
+from hermes.policies.rows import Method
 
 
 class TextOptions(Options):
@@ -17,6 +18,7 @@ class TextOptions(Options):
         "Improve texts instead of weights: system_prompt, examples, tool:NAME, skill:NAME, file:PATH.",
         metavar="NAMES",
     )
+    then: Method | None = option(None, "Then train the weights too, on ratings, by this method.")
     agent: str | None = option(
         None,
         "Program that works on the tasks, as for 'hermes rl start --agent'; its texts are file:PATH.",

@@ -13,7 +13,6 @@ from hermes.errors import UsageError
 
 if TYPE_CHECKING:
     from hermes.batch.tasks import Dataset
-    from hermes.cli.policy.options import ImproveOptions
     from hermes.config.load import Config
     from hermes.models.base import ChatModel
     from hermes.policies.text.signal import TextSignal
@@ -98,7 +97,7 @@ async def open_signal(
     config: Config, options: SignalOptions, model: ChatModel, prepare: Prepare
 ) -> AsyncIterator[TextSignal]:
     if options.env is not None:
-        async with _environment(config, options.env, model) as signal:
+        async with open_environment(config, options.env, model) as signal:
             prepare({"signal": signal.name, "model": model.name})
             yield signal
         return
@@ -140,7 +139,7 @@ async def _grader(config: Config, options: SignalOptions, dataset: Dataset) -> A
 
 
 @asynccontextmanager
-async def _environment(
+async def open_environment(
     config: Config, name: str, model: ChatModel, argv: Sequence[str] = ()
 ) -> AsyncIterator[TextSignal]:
     from hermes.cli.env import load_environment, locate_environment
@@ -156,30 +155,3 @@ async def _environment(
             yield await EnvironmentSignal.open(config, model, env)
         finally:
             await env.close()
-
-
-@asynccontextmanager
-async def open_program(
-    config: Config, options: ImproveOptions, model: ChatModel, prepare: Prepare
-) -> AsyncIterator[TextSignal]:
-    """The signal of a program of others: `hermes rl start --agent`, scored and not trained."""
-    from hermes.policies.text.task_file import read_tasks
-
-    assert options.agent and options.tasks and options.reward
-    digest = read_tasks(options.tasks).digest
-    path, colon, function = options.reward.rpartition(":")
-    reward = f"{Path(path).absolute()}:{function}" if colon else str(Path(options.reward).absolute())
-    # What a program that crashes has left is scored: its text may be the reason.
-    values = {
-        "agent": options.agent,
-        "dataset_name": str(options.tasks.absolute()),
-        "reward": reward,
-        "eval_share": str(options.eval_share),
-        "agent_crash": "score",
-        **({"agent_setup": options.agent_setup} if options.agent_setup else {}),
-    }
-    argv = [word for name, value in values.items() for word in (f"--env.{name}", value)]
-    async with _environment(config, "program", model, argv) as signal:
-        conditions = {"signal": signal.name, "model": model.name, "tasks": digest}
-        prepare({**conditions, "agent": options.agent, "reward": reward, "setup": options.agent_setup})
-        yield signal

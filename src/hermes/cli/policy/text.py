@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.cli.policy.options import ImproveOptions
-from hermes.cli.policy.signal import check_price, check_signal, open_program, open_signal, open_worker
+from hermes.cli.policy.signal import (
+    Prepare,
+    check_price,
+    check_signal,
+    open_environment,
+    open_signal,
+    open_worker,
+)
 from hermes.config.load import Config
 from hermes.core import JSONObject, Message, Sampling
 from hermes.core.texts import FILE, parse_names
@@ -19,6 +27,7 @@ from hermes.training.policy_registry import BASE_ID, PolicyRecord, PolicyRegistr
 if TYPE_CHECKING:
     from hermes.policies.improve import Improvement
     from hermes.policies.text.proposals import Proposer
+    from hermes.policies.text.signal import TextSignal
 
 _PROBE = "Reply with the word OK."
 _PROBE_TOKENS = 16
@@ -74,6 +83,8 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
     assert options.text is not None
     registry = PolicyRegistry(config.home)
     current = _current(config, registry, options.model)
+    if options.then is not None:
+        _check_then(config, options, current)
     names, toolsets = parse_names(options.text), parse_toolsets(options.toolsets)
     first = first_texts(config, names, current.texts, toolsets)
     async with AsyncExitStack() as stack:
@@ -102,7 +113,7 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
             work.prepare({**conditions, "proposals": proposals, "eval_share": options.eval_share})
             return work.run
 
-        open_tasks = open_program if options.agent else open_signal
+        open_tasks = _open_program if options.agent else open_signal
         async with open_tasks(config, options, model, prepare) as signal:
             split = prepare_split(signal.tasks, options.eval_share, error_rate)
             guard = guard_of(config, signal.tasks)
@@ -114,6 +125,44 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
                 await _probe(reflecting)
                 proposer = ReflectingModel(reflecting, work.ledger, guard)
             return await work.improve(signal, proposer, split)
+
+
+@asynccontextmanager
+async def _open_program(
+    config: Config, options: ImproveOptions, model: ChatModel, prepare: Prepare
+) -> AsyncIterator[TextSignal]:
+    """The signal of a program of others: `hermes rl start --agent`, scored and not trained."""
+    from hermes.policies.text.task_file import read_tasks
+
+    assert options.agent and options.tasks and options.reward
+    digest = read_tasks(options.tasks).digest
+    path, colon, function = options.reward.rpartition(":")
+    reward = f"{Path(path).absolute()}:{function}" if colon else str(Path(options.reward).absolute())
+    # What a program that crashes has left is scored: its text may be the reason.
+    values = {
+        "agent": options.agent,
+        "dataset_name": str(options.tasks.absolute()),
+        "reward": reward,
+        "eval_share": str(options.eval_share),
+        "agent_crash": "score",
+        **({"agent_setup": options.agent_setup} if options.agent_setup else {}),
+    }
+    argv = [word for name, value in values.items() for word in (f"--env.{name}", value)]
+    async with open_environment(config, "program", model, argv) as signal:
+        conditions = {"signal": signal.name, "model": model.name, "tasks": digest}
+        prepare({**conditions, "agent": options.agent, "reward": reward, "setup": options.agent_setup})
+        yield signal
+
+
+def _check_then(config: Config, options: ImproveOptions, current: PolicyRecord) -> None:
+    from hermes.policies.improve import check_ready
+
+    if current.base_model != options.base_model:
+        raise UsageError(
+            f"--then trains {options.base_model}, and the texts are those of {current.base_model}",
+            f"--base-model {current.base_model}, if its weights are yours to train; else leave --then out",
+        )
+    check_ready(config, options.model_copy(update={"method": options.then}))
 
 
 def _current(config: Config, registry: PolicyRegistry, model: str | None) -> PolicyRecord:

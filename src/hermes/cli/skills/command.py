@@ -199,7 +199,8 @@ def check(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
     """Check skills: their form, their files, what they need.
 
     A skill fails if its SKILL.md is malformed, or if its files are not those that were installed. Programs
-    and variables that it needs and this machine lacks are named. Without a NAME every skill is checked.
+    and variables that it needs and this machine lacks are named, a learned skill that no trial has shown to
+    help, and a skill that stopped helping. Without a NAME every skill is checked.
 
     Exits with 1 if a skill failed.
     """
@@ -222,6 +223,7 @@ def check(ctx: click.Context, names: tuple[str, ...], as_json: bool) -> None:
                 "ok": not finding.problems,
                 "problems": [{"file": "", "line": 0, "problem": text} for text in finding.problems],
                 "missing": list(finding.missing),
+                "trial": finding.trial,
             }
             for finding in findings
         ]

@@ -58,11 +58,13 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
     from hermes.config.load import load
     from hermes.config.paths import db_path
     from hermes.core import JSONObject, canonical_json, content_hash
+    from hermes.core.clock import now_ms
     from hermes.disk.files import ensure_dir
     from hermes.policies.text.ledger import Ledger, Spending
     from hermes.policies.text.search import Evaluator
     from hermes.policies.text.trial import run_trial
     from hermes.skills import list_skills
+    from hermes.skills.trials import TrialResult, store_result
     from hermes.store import Reader
 
     config = load()
@@ -81,4 +83,8 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
             progress(f"{len(signal.tasks)} tasks with {skill.name} and without it; signal: {signal.name}")
             evaluator = Evaluator(signal, ledger, options.concurrency)
             with Reader(db_path(config.home)) as reader:
-                return await run_trial(skill.name, signal.tasks, evaluator, reader.get)
+                result = await run_trial(skill, signal.tasks, evaluator, reader.get)
+    text = content_hash(skill.body)
+    facts = (result.verdict, result.effect.mean, result.tasks, now_ms())
+    store_result(config.home, TrialResult(skill.name, text, *facts))
+    return result

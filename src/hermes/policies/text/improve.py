@@ -28,7 +28,7 @@ from hermes.data.export.split import Side, group_tasks, side_of
 from hermes.disk.files import atomic_write, ensure_dir
 from hermes.errors import UsageError
 from hermes.policies.improve import Improvement, check_decidable, run_stem
-from hermes.policies.report import Block, decision_line, markdown
+from hermes.policies.report import TEXT_METHOD, Block, decision_line, markdown
 from hermes.policies.sequential import (
     SequentialDecision,
     SequentialTest,
@@ -43,9 +43,10 @@ from hermes.skills import list_skills
 from hermes.tools.registry import get
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 
-METHOD = "text"
 _CHOOSING = 32
 """Most tasks that choose among the candidates."""
+_FIRST = 8
+"""Rollouts after which it is said that all have the same score."""
 _CONDITIONS = "text.json"
 
 Progress = Callable[[str], None]
@@ -146,6 +147,7 @@ class TextImprovement:
         evaluator = Evaluator(signal, self.ledger, self.at_once)
         self.progress(f"{split}; signal: {signal.name}")
         unchanged = {name: text for name, text in self.current.texts.items() if name not in self.names}
+        await self._check_first(evaluator, {**unchanged, **self.first}, split.chosen_by)
         result = await search(
             self.first, unchanged, split.train, split.chosen_by, evaluator, proposer, self.seed
         )
@@ -161,15 +163,29 @@ class TextImprovement:
             test = await self._compare(evaluator, before, after, split.held_out)
         return self._decide(signal, proposer, split, result, after, test)
 
+    async def _check_first(self, evaluator: Evaluator, texts: Texts, tasks: Sequence[TextTask]) -> None:
+        """Says early that the scores do not vary, on tasks that the search scores in any case.
+
+        UsageError if all these tasks have one score that is not 0. At 0 a proposal may be what is missing.
+        """
+        scores = await evaluator.scores(texts, tasks[:_FIRST])
+        if len({score.score for score in scores}) > 1:
+            return
+        value = scores[0].score
+        self.progress(
+            f"the first {len(scores)} rollouts all scored {value:g}: so far nothing tells texts apart"
+        )
+        if value == 0 or len(tasks) < 2 * _FIRST:
+            return
+        scores = await evaluator.scores(texts, tasks)
+        if {score.score for score in scores} == {value}:
+            raise _constant(len(scores), value)
+
     def _check_signal(self) -> None:
         """UsageError if no rollout scored differently from any other: there was nothing to learn from."""
         values = {score.score for score in self.ledger.scores}
         if len(values) == 1:
-            raise UsageError(
-                f"all {len(self.ledger.scores)} rollouts scored {values.pop():g}:"
-                " the signal tells no text from another",
-                "look at the reward function, or choose harder or easier tasks",
-            )
+            raise _constant(len(self.ledger.scores), values.pop())
 
     async def _compare(
         self, evaluator: Evaluator, before: Texts, after: Texts, tasks: Sequence[TextTask]
@@ -204,11 +220,11 @@ class TextImprovement:
             self.current,
             id=self.policy_id,
             parent=self.current.id,
-            method=METHOD,
+            method=TEXT_METHOD,
             ratings=(),
             decision=test.decision.value,
             report=str(folder / "report.md"),
-            facts=self._facts(result, test),
+            facts={"signal": signal.name, **self._facts(result, test)},
             created_at_ms=now_ms(),
             name=unused_name(f"{run_stem(self.config.home)}-text", stems),
             texts=dict(texts),
@@ -283,6 +299,13 @@ class TextImprovement:
                 for name in self.names
             ),
         ]
+
+
+def _constant(count: int, value: float) -> UsageError:
+    return UsageError(
+        f"all {count} rollouts scored {value:g}: the signal tells no text from another",
+        "look at the reward function, or choose harder or easier tasks",
+    )
 
 
 def diff(before: str, after: str) -> str:

@@ -40,6 +40,8 @@ class Grader:
 
     name: str
     function: RewardFunction
+    by_model: bool = False
+    """Whether the scores are a model's ratings, and no fact about the answer."""
 
 
 def function_grader(reference: str) -> Grader:
@@ -66,7 +68,7 @@ def rater_grader(rater: AutoRater) -> Grader:
         example = build(trajectory.header, trajectory.messages)
         return ((await rater.rate(example)).score - 1) / 4
 
-    return Grader(rater.name, rate)
+    return Grader(rater.name, rate, by_model=True)
 
 
 class TaskFileSignal:
@@ -82,7 +84,8 @@ class TaskFileSignal:
         toolsets: Sequence[str] | None,
         seed: int,
     ) -> None:
-        self.name = f"{grader.name} on {len(dataset.rows)} tasks"
+        mark = " (ratings by a model)" if grader.by_model else ""
+        self.name = f"{grader.name}{mark} on {len(dataset.rows)} tasks"
         self._rows = {row.key: row for row in dataset.rows}
         self.tasks = [
             TextTask(row.key, "\n\n".join(row.prompts), as_reference(row.expected)) for row in dataset.rows

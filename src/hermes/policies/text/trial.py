@@ -17,6 +17,8 @@ from hermes.core.texts import SKILL
 from hermes.errors import UsageError
 from hermes.policies.text.search import Evaluator
 from hermes.policies.text.signal import TaskScore, TextTask
+from hermes.skills.skill import Skill
+from hermes.skills.trials import HELPS
 
 _FEWEST = 10
 _VIEW_TOOL = "skill_view"
@@ -56,24 +58,25 @@ class SkillTrial:
     @property
     def verdict(self) -> str:
         if self.effect.low > 0:
-            return "helps"
+            return HELPS
         return "harms" if self.effect.high < 0 else "not shown to help"
 
 
 async def run_trial(
-    skill: str,
+    skill: Skill,
     tasks: Sequence[TextTask],
     evaluator: Evaluator,
     trajectory_of: Callable[[str], Trajectory],
 ) -> SkillTrial:
     """UsageError if there are too few tasks for an interval, also because the money was spent before."""
+    offered = {f"{SKILL}{skill.name}": skill.body} if skill.learned_from else {}
     having: list[TaskScore] = []
     lacking: list[TaskScore] = []
     for start in range(0, len(tasks), evaluator.at_once):
         if evaluator.ledger.spending.cost_reached:
             break
         chunk = tasks[start : start + evaluator.at_once]
-        sides = (evaluator.scores({}, chunk), evaluator.scores({f"{SKILL}{skill}": ""}, chunk))
+        sides = (evaluator.scores(offered, chunk), evaluator.scores({f"{SKILL}{skill.name}": ""}, chunk))
         with_skill, without = await asyncio.gather(*sides)
         having += with_skill
         lacking += without
@@ -86,9 +89,9 @@ async def run_trial(
         having_score.score - lacking_score.score
         for having_score, lacking_score in zip(having, lacking, strict=True)
     ]
-    opened = sum(_opens(trajectory_of(score.trajectory_id), skill) for score in having)
+    opened = sum(_opens(trajectory_of(score.trajectory_id), skill.name) for score in having)
     effect = bootstrap(differences)
-    return SkillTrial(skill, len(having), opened, Side.of(having), Side.of(lacking), effect)
+    return SkillTrial(skill.name, len(having), opened, Side.of(having), Side.of(lacking), effect)
 
 
 def _opens(trajectory: Trajectory, skill: str) -> bool:

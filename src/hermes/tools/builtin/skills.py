@@ -25,9 +25,9 @@ _MOST_MATCHES = 5
 
 
 async def skills_list(arguments: JSONObject, bench: Workbench) -> str:
-    from hermes.skills.catalogue import list_skills
+    from hermes.skills.trials import skills_in_use
 
-    catalogue = list_skills(_home(bench)).with_bodies(_policy_skills(bench))
+    catalogue = skills_in_use(_home(bench), _texts(bench))
     category = arguments.get("category")
     query = arguments.get("query")
     matching = catalogue.search(query) if query else catalogue.skills
@@ -48,7 +48,7 @@ async def skill_view(arguments: JSONObject, bench: Workbench) -> str:
     from hermes.skills.catalogue import list_skills, read_skill_file, skill_files
 
     try:
-        catalogue = list_skills(_home(bench)).with_bodies(_policy_skills(bench))
+        catalogue = list_skills(_home(bench)).with_bodies(texts.named(_texts(bench), texts.SKILL))
         skill = catalogue.find(arguments["name"])
         if "file_path" in arguments:
             return read_skill_file(skill, arguments["file_path"])
@@ -101,9 +101,8 @@ def _home(bench: Workbench) -> Path:
     return cast(Path, bench.resources["home"])
 
 
-def _policy_skills(bench: Workbench) -> dict[str, str]:
-    """The bodies that the policy has for skills."""
-    return texts.named(cast("Config", bench.resources["config"]).texts, texts.SKILL)
+def _texts(bench: Workbench) -> texts.Texts:
+    return cast("Config", bench.resources["config"]).texts
 
 
 def _runs_here(skill: Skill) -> bool:
