@@ -48,6 +48,8 @@ def test_every_stage_runs_and_the_weights_change(home: Path, tmp_path: Path, rep
 
     listed = json.loads(hermes(home, "trajectories", "list", "--run", run, "--limit", "100", "--json").stdout)
     assert len(listed) == 8 + 2 * 8, "the batch and two steps of eight; evaluations are runs of their own"
+    untrained = json.loads(hermes(home, "trajectories", "list", "--run", f"{run}-base", "--json").stdout)
+    assert [row["model"] for row in untrained] == ["hermes/smollm2"] * 4
     (described,) = json.loads(hermes(home, "rl", "status", "--all", "--json").stdout)["runs"]
     assert (described["run_id"], described["status"]) == (run, "completed")
     results = json.loads(hermes(home, "rl", "results", run, "--json").stdout)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from hermes.envs.servers.config import APIServerConfig
 
 
-def evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str) -> Interval:
-    """The success rate. `weights`: the base model's name, or a tinker:// path of sampler weights."""
-    return asyncio.run(_evaluate(recipe, engine_url, weights))
+def evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str, run_id: str) -> Interval:
+    """The success rate. `weights`: the base model's name, or a tinker:// path of sampler weights; `run_id`:
+    what the trajectories are listed under."""
+    return asyncio.run(_evaluate(recipe, engine_url, weights, run_id))
 
 
 @functools.cache
@@ -58,8 +59,9 @@ def server_config(engine_url: str, weights: str, at_once: int) -> APIServerConfi
     )
 
 
-async def _evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str) -> Interval:
+async def _evaluate(recipe: QuickstartRecipe, engine_url: str, weights: str, run_id: str) -> Interval:
     env = open_env(recipe, engine_url, weights)
+    env.run_id = run_id
     env.tokenizer = tokenizer()
     try:
         await env.setup()

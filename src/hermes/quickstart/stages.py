@@ -59,7 +59,7 @@ class _QuickstartRun:
         act.start_engine(recipe.engine_gib, recipe.kv_gib, while_loading=tokenizer)
         heading = f"the base model tries {recipe.tasks} sums with examples, and {recipe.eval_tasks} without"
         with act.stage(heading, "generate"), ThreadPoolExecutor(1) as evaluating:
-            measuring = evaluating.submit(evaluate, recipe, act.engine_url, MODEL)
+            measuring = evaluating.submit(evaluate, recipe, act.engine_url, MODEL, f"{act.name}-base")
             data = generate(recipe, act.engine_url, act.folder, act.name, act.progress)
             base = measuring.result()
             act.progress(f"   {data.right} of {data.trajectories} right with examples, all of them stored")
