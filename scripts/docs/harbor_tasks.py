@@ -56,7 +56,7 @@ def page(verdicts: dict[str, Verdict]) -> str:
     ran = sum(bool(verdict.place) for verdict in verdicts.values())
     repositories = len({name.partition("/")[0] for name in verdicts})
     text = f"""\
-# Public Harbor tasks
+# Public tasks and environments
 
 We tried {len(verdicts)} tasks of {repositories} public repositories, their own files, without a network.
 {ran} could be run where this was written, by bubblewrap with a folder of Python packages; of {sound} the
@@ -102,7 +102,8 @@ def main() -> None:
     wheels = arguments.wheels.resolve() if arguments.wheels else None
     options = PlaceOptions("none", tuple(arguments.bases), wheels)
     verdicts = asyncio.run(verdicts_of(arguments.folder.resolve(), options, arguments.place))
-    PAGE.write_text(page(verdicts), "utf-8")
+    _, heading, openenv = PAGE.read_text("utf-8").partition("\n## OpenEnv")  # of openenv_environments.py
+    PAGE.write_text(page(verdicts) + heading + openenv, "utf-8")
 
 
 if __name__ == "__main__":

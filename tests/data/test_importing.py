@@ -256,6 +256,42 @@ def test_documents_and_lists_of_rows_are_read(writer: Writer, db: Path, tmp_path
     assert (done.rows, done.known) == (2, 1)
 
 
+def test_a_job_folder_of_harbor_is_read_with_tasks_and_rewards(
+    writer: Writer, db: Path, tmp_path: Path
+) -> None:
+    results = {
+        "good": {"verifier_result": {"rewards": {"reward": 1.0, "style": 0.5}}},
+        "slow": {
+            "verifier_result": {"rewards": {"tests": 0.0, "style": 0.5}},
+            "exception_info": {"exception_type": "AgentTimeoutError"},
+        },
+        "failed": {
+            "verifier_result": {"rewards": {"reward": 0.0}},
+            "exception_info": {"exception_type": "EnvironmentStartTimeoutError"},
+        },
+        "killed": None,
+    }
+    job = tmp_path / "job"
+    for name, result in results.items():
+        (job / name / "agent").mkdir(parents=True)
+        steps = [{"source": "user", "message": f"Do {name}."}, {"source": "agent", "message": "Done."}]
+        document = {"schema_version": "ATIF-v1.6", "session_id": name, "agent": {"name": "x"}, "steps": steps}
+        (job / name / "agent" / "trajectory.json").write_text(json.dumps(document))
+        if result is not None:
+            whole = {"task_name": f"org/{name}", "trial_name": name, **result}
+            (job / name / "result.json").write_text(json.dumps(whole))
+    (job / "result.json").write_text(json.dumps({"n_total_trials": 4}))
+    done = bring(writer, db, job)
+    assert (done.rows, done.problems) == (4, [])
+    assert bring(writer, db, tmp_path).known == 4, "a folder of jobs"
+    with Reader(db) as reader:
+        rewards = {
+            row.header.task_id: [reward.value for reward in reader.rewards(row.header.id)]
+            for row in reader.trajectories()
+        }
+    assert rewards == {"org/good": [1.0], "org/slow": [0.25], "org/failed": [], None: []}
+
+
 def test_a_row_that_a_killed_import_left_half_is_stored_whole(db: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", PREDECESSOR)
     with Writer(db) as writer:

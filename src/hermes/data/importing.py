@@ -36,6 +36,9 @@ _JSON_COLUMNS = (
     *("metadata", "agent", "steps", "final_metrics", "extra"),
     *(column.name for column in record.FORMAT.columns if column.kind == "json"),
 )
+_HARBOR_TRAJECTORY = "agent/trajectory.json"
+_HARBOR_TIMEOUT = "AgentTimeoutError"
+"""The agent was too slow: Harbor's verifier scores what it has left all the same."""
 _NOT_DATA = ("statistics.json", "checkpoint.json", "run.json", "dataset_info.json", "removed.jsonl")
 
 
@@ -263,6 +266,10 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if (path / _MERGED).is_file():
         return [path / _MERGED]  # a batch run: its shards hold the same rows once more
+    if trials := sorted(
+        file for depth in ("", "*/", "*/*/") for file in path.glob(depth + _HARBOR_TRAJECTORY)
+    ):
+        return trials  # of a job folder of Harbor, of several, or of one trial
     files = sorted(file for file in path.iterdir() if file.suffix in _READABLE and _is_data(file.name))
     if not files:
         raise UsageError(f"{path} holds no data files", f"files that end in {', '.join(_READABLE)}")
@@ -320,9 +327,26 @@ def _document(path: Path) -> Iterator[Line]:
         return
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", "name a file that you can read") from error
+    if isinstance(value, dict) and path.match(_HARBOR_TRAJECTORY):
+        value = _with_harbor_result(value, path.parents[1] / "result.json")
     for number, row in enumerate(value if isinstance(value, list) else [value], 1):
         ok = isinstance(row, dict)
         yield Line(number, row if ok else None, None if ok else f"a JSON {type(row).__name__}, not an object")
+
+
+def _with_harbor_result(row: JSONObject, result_path: Path) -> JSONObject:
+    """The trajectory of a Harbor trial with its task and its reward, which a trial that failed has not."""
+    try:
+        result = json.loads(result_path.read_text("utf-8"))
+        rewards = (result.get("verifier_result") or {}).get("rewards") or {}
+        failure = (result.get("exception_info") or {}).get("exception_type")
+        ours = {"task_id": str(result["task_name"]), "metadata": {"harbor_trial": str(result["trial_name"])}}
+        if rewards and failure in (None, _HARBOR_TIMEOUT):
+            ours["reward"] = rewards.get("reward", sum(rewards.values()) / len(rewards))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return row  # no trial of Harbor's, or one that was killed
+    extra = row.get("extra") or {}
+    return {**row, "extra": {**extra, "hermes": {**ours, **(extra.get("hermes") or {})}}}
 
 
 def _parquet(path: Path) -> Iterator[Line]:

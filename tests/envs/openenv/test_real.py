@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +87,13 @@ def test_clients_of_the_package_play_an_environment_of_ours(home: Path, python: 
         process = subprocess.run([python, str(CLIENT), url], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert process.stdout.split() == ["1.0", "0.0", "1.0"]
+
+
+def test_trls_trainer_trains_on_an_environment_of_ours(home: Path, python: str) -> None:
+    """In this interpreter, which has TRL, with the package's client behind what it has itself."""
+    (packages,) = Path(python).parent.parent.glob("lib/*/site-packages")
+    with served(FOLDER / "words.py") as (url, _):
+        command = [sys.executable, str(FOLDER / "trl_training.py"), url, str(packages)]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-3:] == ["reset look submit_answer"] * 2 + ["1 1.0"]

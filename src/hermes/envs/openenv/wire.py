@@ -68,7 +68,8 @@ async def read_about(url: str, patience_s: float) -> About:
         while True:
             try:
                 schema = (await client.get(f"{base}/schema")).raise_for_status().json()
-                metadata = (await client.get(f"{base}/metadata")).raise_for_status().json()
+                reply = await client.get(f"{base}/metadata")  # for which the server makes an environment
+                metadata = reply.json() if reply.is_success else {}
                 return About(str(metadata.get("description") or ""), dict(schema["action"]))
             except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
                 if time.monotonic() > deadline_s:
