@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,23 @@ def test_the_hooks_of_pre_commit_are_those_of_make_check() -> None:
     check = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
     tools = {line.split()[0].partition("/")[2] for line in check.splitlines()[1:]}
     assert {hook["entry"].split()[0].rpartition("/")[2] for hook in hooks} == tools
+
+
+def test_the_notes_of_a_release_have_what_is_unreleased_too(tmp_path: Path) -> None:
+    """With a heading of its own for the version, the part under Unreleased was left out."""
+    script = (ROOT / "scripts/release.sh").read_text()
+    (command,) = re.findall(r"^awk .*?(?=>dist/notes\.md)", script, re.MULTILINE | re.DOTALL)
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.1.0 (unreleased)\n\n- first\n\n## 0.1.01\n\n- x\n"
+    )
+    notes = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "version": "0.1.0"},
+        capture_output=True,
+        text=True,
+    )
+    assert notes.stdout.split("\n") == ["", "- new", "", "", "- first", "", ""], notes.stderr
 
 
 def test_forms_ask_for_the_report_that_a_command_writes() -> None:
