@@ -8,16 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hermes.store import Filter, Reader
+from hermes.core import Message, Rating, RatingKind, new_id
+from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
+from tests import records
 from tests.cli.process import failure, hermes
 from tests.fakes.provider import FakeProvider, Reply, status, text
-from tests.policies.text_world import PLANTED, configured, reward_file, tasks_file, world
+from tests.policies.text_world import PLANTED, WORDS, configured, reward_file, tasks_file, world
 from tests.waiting import wait_until
 
 SEED = 7
@@ -100,10 +103,11 @@ def test_a_signal_that_never_varies_is_named_after_a_few_rollouts(tmp_path: Path
         assert models.count("reflector") == 1 and models.count("worker") <= 32  # the probe, and no proposal
 
 
-def test_ratings_by_a_model_are_marked(tmp_path: Path) -> None:
+def judged_world() -> Callable[[dict[str, Any]], Reply]:
+    """The same world with a judge who likes capital letters."""
     play = world(SEED)
 
-    def judged(request: dict[str, Any]) -> Reply:
+    def reply(request: dict[str, Any]) -> Reply:
         if request["model"] != "judge":
             return play(request)
         system, question = (message["content"] for message in request["messages"])
@@ -112,7 +116,40 @@ def test_ratings_by_a_model_are_marked(tmp_path: Path) -> None:
         answer = question.partition('"answer"')[2]
         return text(json.dumps({key[0]: 5 if re.search(r"[A-Z]{4}", answer) else 1, "reason": "r"}))
 
-    with FakeProvider(judged) as provider:
+    return reply
+
+
+def without_tasks(folder: Path) -> tuple[str, ...]:
+    words = arguments(folder, "--judge", "fake/judge")
+    at = words.index("--tasks")
+    return (*words[:at], *words[at + 2 :])
+
+
+def test_the_questions_of_rated_answers_are_tasks_for_a_judge(tmp_path: Path) -> None:
+    with FakeProvider(judged_world()) as provider:
+        home = configured(tmp_path / "home", provider)
+        with Writer(home / "hermes.db") as writer:
+            for word in WORDS[:80]:
+                messages = [Message.user(f"Write the word {word}."), Message.assistant(word.upper())]
+                rated = records.record(writer, messages, tools=())
+                writer.add_rating(Rating(new_id(), rated, RatingKind.THUMB, 1.0, "ann", 1000))
+        facts = improved(home, *without_tasks(tmp_path))
+        assert facts["promoted"] is True, facts
+        assert facts["figures"]["signal"] == "judge:fake/judge (ratings by a model) on 80 tasks"
+        shown = [request.json["messages"][0]["content"] for request in provider.posts[1:]]
+        assert any("Expected: " in prompt and "An agent works on tasks" in prompt for prompt in shown)
+
+
+def test_without_ratings_there_are_no_tasks(tmp_path: Path) -> None:
+    with FakeProvider([text("unused")]) as provider:
+        home = configured(tmp_path / "home", provider)
+        error, fix = failure(hermes(home, *without_tasks(tmp_path)), 2)
+        assert "no answer to a single question is rated" in error and "--tasks" in fix
+        assert provider.posts == []
+
+
+def test_ratings_by_a_model_are_marked(tmp_path: Path) -> None:
+    with FakeProvider(judged_world()) as provider:
         home = configured(tmp_path / "home", provider)
         facts = improved(home, *arguments(tmp_path, "--judge", "fake/judge"))
         assert facts["promoted"] is True, facts

@@ -46,8 +46,12 @@ class SignalOptions(Options):
 
 def check_signal(options: SignalOptions) -> None:
     """UsageError if the options name no signal, or two."""
-    if (options.tasks is None) == (options.env is None):
-        raise UsageError("this needs tasks to score on", "--tasks FILE or --env NAME, one of the two")
+    rates = options.judge is not None or options.reward_model is not None
+    if (options.tasks is None) == (options.env is None) and not (rates and options.tasks is None):
+        raise UsageError(
+            "this needs tasks to score on",
+            "--tasks FILE or --env NAME, one of the two; or --judge MODEL for the questions of your ratings",
+        )
     graders = [name for name in (options.reward, options.judge, options.reward_model) if name]
     if options.env is not None and graders:
         raise UsageError("an environment has a reward of its own", "leave the other one out")
@@ -104,8 +108,8 @@ async def open_signal(
     from hermes.batch.start import parse_toolsets
     from hermes.policies.text.task_file import TaskFileSignal, read_tasks
 
-    assert options.tasks is not None
-    dataset, toolsets = read_tasks(options.tasks), parse_toolsets(options.toolsets)
+    toolsets = parse_toolsets(options.toolsets)
+    dataset = read_tasks(options.tasks) if options.tasks else _rated_tasks(config)
     async with _grader(config, options, dataset) as grader:
         conditions = {"signal": grader.name, "model": model.name, "tasks": dataset.digest}
         run = prepare({**conditions, "toolsets": options.toolsets})
@@ -114,6 +118,15 @@ async def open_signal(
             yield signal
         finally:
             await signal.close()
+
+
+def _rated_tasks(config: Config) -> Dataset:
+    from hermes.config.paths import db_path
+    from hermes.policies.text.rated import rated_tasks
+    from hermes.store import Reader
+
+    with Reader(db_path(config.home)) as reader:
+        return rated_tasks(reader)
 
 
 @asynccontextmanager
