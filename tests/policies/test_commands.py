@@ -55,3 +55,23 @@ def test_a_question_to_a_policy_whose_weights_are_gone_says_so(tmp_path: Path) -
     assert done.returncode != 0 and "error:" in done.stderr
     error, _ = failure(hermes(tmp_path, "--model", "policy:NOPE", "-q", "2+2?"), 2)
     assert "matches no policy" in error
+
+
+def test_two_policies_are_compared_by_their_weights_and_texts(tmp_path: Path) -> None:
+    registry = PolicyRegistry(tmp_path)
+    registry.add(PolicyRecord("ONE", "fake/m", None, None, texts={"system_prompt": "Be kind.\nBe brief."}))
+    texts = {"system_prompt": "Be kind.\nBe exact.", "examples": "FIG"}
+    registry.add(PolicyRecord("TWO", "fake/m", WEIGHTS, SAMPLER, texts=texts))
+    registry.promote("TWO", "by hand")
+    shown = hermes(tmp_path, "policy", "compare", "ONE").stdout
+    assert "ONE → TWO" in shown and f"(none) → {WEIGHTS}" in shown
+    assert "-Be brief." in shown and "+Be exact." in shown and "    FIG" in shown
+    assert "base_model" not in shown
+    data = json.loads(hermes(tmp_path, "policy", "compare", "TWO", "ONE", "--json").stdout)
+    assert data["differs"] == {"weights": [WEIGHTS, None]} and set(data["texts"]) == {
+        "system_prompt",
+        "examples",
+    }
+    assert "nothing differs" in hermes(tmp_path, "policy", "compare", "TWO", "TWO").stdout
+    error, _ = failure(hermes(tmp_path, "policy", "compare", "NOPE"), 2)
+    assert error == "'NOPE' matches no policy"

@@ -92,6 +92,45 @@ def show(name: str, text: str | None, as_json: bool) -> None:
         click.echo(f"\n{text_name}\n{indent(printable(content), '    ')}")
 
 
+@policy.command("compare")
+@click.argument("before")
+@click.argument("after", default="current")
+@json_option
+def compare(before: str, after: str, as_json: bool) -> None:
+    """Show what differs between two policies: weights, and texts as a diff.
+
+    Which one is better is for tasks to say: `hermes bench --model policy:NAME`.
+    """
+    import json
+    from textwrap import indent
+
+    from hermes.policies.text.improve import diff
+    from hermes.safety.text import printable
+
+    old, new = (_registry().find(name) for name in (before, after))
+    values = {
+        label: (getattr(old, label), getattr(new, label))
+        for label in ("base_model", "weights", "method", "decision")
+        if getattr(old, label) != getattr(new, label)
+    }
+    names = sorted({*old.texts, *new.texts})
+    diffs = {
+        name: diff(old.texts.get(name, ""), new.texts.get(name, ""))
+        for name in names
+        if old.texts.get(name) != new.texts.get(name)
+    }
+    if as_json:
+        click.echo(json.dumps({"before": old.id, "after": new.id, "differs": values, "texts": diffs}))
+        return
+    click.echo(f"{old.label} → {new.label}")
+    for label, (old_value, new_value) in values.items():
+        click.echo(f"{label:<13} {old_value or '(none)'} → {new_value or '(none)'}")
+    for name, text in diffs.items():
+        click.echo(f"\n{name}\n{indent(printable(text), '    ')}")
+    if not values and not diffs:
+        click.echo("nothing differs")
+
+
 @policy.command("promote")
 @click.argument("name", metavar="NAME|RUN[@STEP]")
 @click.option("--base-model", help="Base model of weights at a path; default: as their run or files say.")
