@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from hermes.core import Message, RatingKind, Reward, new_id
+from hermes.core import Message, RatingKind, Reward, Source, new_id
 from hermes.ratings import QueueSettings, RatingDesk
 from hermes.ratings.http import rating_router
 from hermes.store import Reader, Writer
@@ -115,6 +115,17 @@ def test_the_keyboard_loop_rates_undoes_comments_and_skips(tmp_path: Path, ids: 
     ]
     assert all(r.elapsed_ms is not None and r.queue == "morning" for r in counted)
     assert RatingKind.WITHDRAW in {r.kind for r in everything}
+
+
+def test_a_queue_has_rollouts_of_training_only_if_they_are_asked_for(tmp_path: Path) -> None:
+    with Writer(tmp_path / "hermes.db") as writer:
+        for source in (Source.CHAT, Source.ENV, Source.ENV):
+            records.record(writer, [Message.user("Hello."), Message.assistant("Hi.")], source=source)
+    counts = [
+        json.loads(hermes(tmp_path, "rate", "queue", name, "--make", "--json", *more).stdout)["items"]
+        for name, more in (("mine", ()), ("rollouts", ("--source", "env")))
+    ]
+    assert counts == [1, 2]
 
 
 def test_pairs_are_blind_and_record_the_order(tmp_path: Path, ids: list[str]) -> None:

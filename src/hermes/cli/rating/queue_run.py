@@ -59,6 +59,8 @@ _HELP = {
     RatingMode.STEP: "+ good  - bad  0 neutral  b first bad step",
 }
 _ALWAYS = "s skip  u undo  c comment  q quit  ? help"
+_WITHOUT_TRAINING = ("source!=env",)
+"""A training run records more rollouts than a person reads; --source env asks for them."""
 _ESCAPE_S = 0.05
 _MOST_BYTES = 16
 
@@ -78,13 +80,16 @@ def make_queue(conditions: Filter, options: QueueOptions, as_json: bool) -> None
                 "rule": QueueRule(stated.get("rule", "random")),
                 "mode": RatingMode(stated.get("mode", "thumb")),
             }
+            if not filters and "where" not in stated:
+                stated["where"] = _WITHOUT_TRAINING
             settings = QueueSettings(filters=filters, **{**stated, **typed})
         added = desk.create_queue(name, settings)
         progress = desk.progress(name)
     if not progress.items:
         raise UsageError(
             f"the queue '{name}' is empty: the rule '{settings.rule.value}' selects nothing",
-            "record something first (hermes -q …), or choose another rule or wider filters",
+            "record something first (hermes -q …), or choose another rule or wider filters (--source env: "
+            "rollouts of training)",
         )
     text = f"queue {printable(name)}: {progress.items} items, {progress.finished} done, {added} new"
     click.echo(json.dumps(asdict(progress)) if as_json else text)
