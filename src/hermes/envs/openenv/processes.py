@@ -73,7 +73,7 @@ class PackageServers:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **_home_variables(self._home), "PYTHONUNBUFFERED": "1"},
+                env=_variables(self._home),
                 start_new_session=True,
             )
         assert process.stdout is not None
@@ -97,10 +97,10 @@ class PackageServers:
         return _Server(process, f"http://127.0.0.1:{int(line)}")
 
 
-def _home_variables(home: Path) -> dict[str, str]:
-    """A home of the package's own; what was downloaded or installed for the user is still found."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return {"HOME": str(home), "XDG_CACHE_HOME": cache, "PYTHONUSERBASE": site.getuserbase()}
+def _variables(home: Path) -> dict[str, str]:
+    """With a home of the package's own; what was downloaded or installed for the user is still found."""
+    users = {"XDG_CACHE_HOME": str(Path.home() / ".cache"), "PYTHONUSERBASE": site.getuserbase()}
+    return {**users, **os.environ, "HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
