@@ -36,7 +36,7 @@ def skills() -> None:
 @click.option("--category", hidden=True, help="Only this category.")
 @json_option
 def browse(query: tuple[str, ...], category: str | None, as_json: bool) -> None:
-    """List the skills: all, those of a category, or the ten that fit QUERY best."""
+    """List the skills: all, a category's, or the ten that fit QUERY best."""
     catalogue, words = _catalogue(), " ".join(query)
     categories = {skill.category for skill in catalogue.skills}
     chosen = category or (words if words in categories else None)
