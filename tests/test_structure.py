@@ -28,7 +28,7 @@ BUDGET = {
     "data": 11579,
     "disk": 462,
     "engine": 19688,
-    "envs": 17323,
+    "envs": 17365,
     "gateway": 4359,
     "hermes": 126,
     "models": 5296,

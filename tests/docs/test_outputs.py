@@ -25,6 +25,7 @@ NO_OUTPUT = {
     "agents.md": "it needs the agents",
     "benchmarks.md": "tables of recorded measurements",
     "glossary.md": "a list of words",
+    "howto/openenv.md": "it needs a package of OpenEnv's",
     "howto/own-tool.md": "it needs a package of your own",
     "tasks.md": "a script writes it, with public tasks",
     "sessions.md": "what clients left on a machine; the tutorial shows it",

@@ -55,6 +55,10 @@ _NO_SOCKETS_FOR_OTHERS = {
 }
 
 
+_ON_A_PRIVATE_UNIX_SOCKET = "hermes.envs.openenv.launcher"
+"""It is run by an interpreter without Hermes; tests/envs/openenv/test_processes.py looks at the folder."""
+
+
 def calls_in(path: Path) -> Iterator[tuple[str, str]]:
     """Each call as what it is called on, and its name."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -115,7 +119,7 @@ def test_servers_run_on_a_socket_of_that_function_only() -> None:
         for owner, name in calls_in(path)
         if owner == "uvicorn" or (owner == "server" and name in ("serve", "run"))
     }
-    assert {module for module, _, _ in runs} == {"hermes.serving"}
+    assert {module for module, _, _ in runs} == {"hermes.serving", _ON_A_PRIVATE_UNIX_SOCKET}
     assert not {name for _, _, name in runs} & {"run", "main"}
     source = (SOURCE / "serving" / "__init__.py").read_text()
     assert source.count("server.serve(") == source.count("server.serve(sockets=[listener.socket])") == 2
@@ -255,6 +259,7 @@ OPENERS: dict[str, Callable[[World], AbstractContextManager[str]]] = {
     "reward serve": lambda world: reward_server("127.0.0.1", ""),
     "rl serve": lambda world: policy(world, "rl", "serve"),
     "policy serve": lambda world: policy(world, "policy", "serve", f"run:{RUN}"),
+    "env openenv": lambda world: command(world.new_folder(), "env", "openenv", "calculator"),
     "the trainer's proxy": lambda world: openai_proxy(world.engine, world.model, world.new_folder()),
     "the gateway of a training rollout": lambda world: gateway(),
     "the corpus of an environment": lambda world: corpus(),
@@ -266,6 +271,7 @@ MODULES = {
     "hermes.web.server": "web",
     "hermes.gateway.service": "record serve",
     "hermes.engine.server.main": "engine serve",
+    "hermes.envs.openenv.serve": "env openenv",
     "hermes.rl.fleet.serve": "engine fleet",
     "hermes.training.preference.serve": "reward serve",
     "hermes.training.service.openai_proxy": "the trainer's proxy",

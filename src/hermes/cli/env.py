@@ -365,9 +365,8 @@ def openenv(
 
     SETTINGS are the environment's, such as --env.seed 3.
     """
-    import asyncio
-
     from hermes.envs.openenv.serve import open_environment, serve_environment
+    from hermes.serving import run_event_loop
 
     path = locate_environment(environment, folders)
     server = open_environment(load_environment(path), settings)
@@ -375,7 +374,7 @@ def openenv(
     def announce(url: str) -> None:
         click.echo(f"serving {server.display_name} for OpenEnv clients at {url}")
 
-    asyncio.run(serve_environment(server, port, sessions, tasks, announce))
+    run_event_loop(serve_environment(server, port, sessions, tasks, announce))
 
 
 @env.command()

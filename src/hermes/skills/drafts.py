@@ -35,8 +35,7 @@ def corrections(trajectory: Trajectory) -> int:
 
 def propose(home: Path, reader: Reader, trajectory: Trajectory, least: int) -> SkillDraft | None:
     """Writes a draft if the work went well after at least so many corrections."""
-    trajectory_id, folder = trajectory.header.id, _folder(home)
-    log = folder / _PROPOSED
+    trajectory_id, log = trajectory.header.id, _folder(home) / _PROPOSED
     if corrections(trajectory) < least or failure(reader, trajectory) is not None:
         return None
     if log.exists() and trajectory_id.encode() in read_lines(log):
@@ -44,7 +43,7 @@ def propose(home: Path, reader: Reader, trajectory: Trajectory, least: int) -> S
     task = next((message.content for message in trajectory.messages if message.role is Role.USER), "")
     names = [draft.name for draft in drafts(home)] + [skill.name for skill in list_skills(home).skills]
     draft = draft_skill(trajectory, unused_name(suggest_name(task), names))
-    atomic_write(folder / draft.name / SKILL_FILE, draft.text)
+    atomic_write(ensure_dir(log.parent / draft.name) / SKILL_FILE, draft.text)
     with AppendLog(log) as proposed:
         proposed.append([trajectory_id])
     return draft
@@ -82,4 +81,4 @@ def _read(path: Path) -> SkillDraft:
 
 
 def _folder(home: Path) -> Path:
-    return ensure_dir(skills_dir(home) / ".drafts")
+    return skills_dir(home) / ".drafts"

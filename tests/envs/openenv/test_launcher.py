@@ -5,18 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
+import httpx2
 import pytest
 
 from hermes.envs.openenv import launcher
+from tests.waiting import wait_until
 
 APP = """
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 {imported}
-print("what a package prints is no port")
+print("what a package prints is no sign")
 app = Starlette(routes=[Route("/", lambda request: PlainTextResponse(WORD))])
 """
 
@@ -27,11 +28,13 @@ def test_a_folder_is_served_until_the_input_ends(tmp_path: Path, imported: str) 
     (folder / "server").mkdir(parents=True)
     (folder / "models.py").write_text("WORD = 'here'\n")
     (folder / "server" / "app.py").write_text(APP.format(imported=imported))
-    command = [sys.executable, str(launcher.__file__), str(folder)]
+    socket_path = tmp_path / "socket"
+    command = [sys.executable, str(launcher.__file__), str(folder), str(socket_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdin is not None
-        port = int(process.stdout.readline())
-        with urlopen(f"http://127.0.0.1:{port}/", timeout=60) as reply:
-            assert reply.read() == b"here"
+        assert process.stdout.readline() == "imported\n"
+        wait_until(socket_path.exists)
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(socket_path), retries=5)) as client:
+            assert client.get("http://localhost/").text == "here"
         process.stdin.close()  # as the system does when the parent is killed
         assert process.wait(60) == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hermes.envs.openenv.processes import PackageServers
+from hermes.envs.openenv.wire import UNIX
 
 WRITES_AT_IMPORT = """
 from pathlib import Path
@@ -29,8 +30,12 @@ async def test_a_package_writes_into_a_home_of_its_own(
     servers = PackageServers(Path(sys.executable), str(server.parent), 1, tmp_path / "openenv")
     try:
         (url,) = await servers.urls()
+        socket_path = Path(url.removeprefix(UNIX))
+        assert socket_path.is_socket() and socket_path.parent.stat().st_mode & 0o077 == 0, (
+            "for this user only"
+        )
     finally:
         await servers.close()
-    assert url.startswith("http://127.0.0.1:")
+    assert not socket_path.parent.exists(), "it went with the server"
     assert list(user.iterdir()) == []
     assert (tmp_path / "openenv" / "home" / ".gitconfig").exists()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.core import new_id
+from hermes.core import JSONObject, new_id
 from hermes.disk.filelock import FileLock
 from hermes.disk.files import make_private_dirs
 from hermes.envs.harbor.place import (
@@ -69,12 +69,20 @@ class ContainerPlaces:
             raise TaskError(f"environment.storage_mb = {storage_mb}: this machine has {free_mb} MB left.")
 
     async def open(self, environment: Path, machine: Machine, folder: Path) -> ContainerPlace:
+        try:
+            image, inspected = await self._image(environment, machine)
+        except SandboxError:  # a cleaning removed it meanwhile, or the engine had it under way
+            image, inspected = await self._image(environment, machine)
+        workdir = machine.workdir or (inspected.get("Config") or {}).get("WorkingDir") or "/"
+        return ContainerPlace(self._engine, self._settings, self._options, machine, image, folder, workdir)
+
+    async def _image(self, environment: Path, machine: Machine) -> tuple[str, JSONObject]:
+        """The task's image, at hand, and what the engine says of it."""
         image = machine.docker_image or await self._built(environment, machine)
         if machine.docker_image is not None:
             await self._pull(image, machine)
-        inspected = json.loads(await call_engine(self._engine, "image", "inspect", image))[0]
-        workdir = machine.workdir or (inspected.get("Config") or {}).get("WorkingDir") or "/"
-        return ContainerPlace(self._engine, self._settings, self._options, machine, image, folder, workdir)
+        inspected: JSONObject = json.loads(await call_engine(self._engine, "image", "inspect", image))[0]
+        return image, inspected
 
     async def _pull(self, image: str, machine: Machine) -> None:
         if await self._has(image):

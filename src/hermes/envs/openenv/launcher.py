@@ -1,13 +1,13 @@
 """Serves the application of an OpenEnv package. This file is executed by an interpreter that has no Hermes.
 
-It prints the port once the socket is bound, and ends when its input does: with the process that started it.
+It listens on a Unix socket in a folder of the user's alone, prints a line when the package is imported, and
+ends when its input does: with the process that started it.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -35,16 +35,18 @@ def end_with_input() -> None:
 def main() -> None:
     import uvicorn
 
-    app = application(sys.argv[1])
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        sys.__stdout__.write(f"{listening.getsockname()[1]}\n")  # type: ignore[union-attr]
-        sys.__stdout__.flush()  # type: ignore[union-attr]
-        threading.Thread(target=end_with_input, daemon=True).start()
-        config = uvicorn.Config(app, log_level="warning", ws_ping_interval=None, ws_max_size=100 << 20)
-        uvicorn.Server(config).run(sockets=[listening])
+    package, socket_path = sys.argv[1:]
+    app = application(package)
+    sys.__stdout__.write("imported\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+    threading.Thread(target=end_with_input, daemon=True).start()
+    config = uvicorn.Config(
+        app, uds=socket_path, log_level="warning", ws_ping_interval=None, ws_max_size=100 << 20
+    )
+    uvicorn.Server(config).run()
 
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder, whose names are not the package's
-    sys.stdout = sys.stderr  # what the package prints is no port
+    sys.stdout = sys.stderr  # what the package prints is no sign
     main()

@@ -23,6 +23,8 @@ _MAX_MESSAGE_BYTES = 100 << 20
 _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 2.0
 _MAX_ERRORS = 5
+UNIX = "unix://"
+"""Of the address of a server on a Unix socket, before its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class NoFreeSessionError(SandboxError):
 
 def server_urls(url: str) -> tuple[str, str]:
     """(of its HTTP interface, of its WebSocket) of a server; ConfigError: it is no URL of one."""
+    if url.startswith(UNIX):
+        return "http://localhost", "ws://localhost/ws"
     scheme, separator, rest = url.strip().rstrip("/").removesuffix("/ws").partition("://")
     schemes = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
     if not separator or scheme not in schemes or not rest:
@@ -64,7 +68,8 @@ async def read_about(url: str, patience_s: float) -> About:
 
     base, _ = server_urls(url)
     deadline_s = time.monotonic() + patience_s
-    async with httpx2.AsyncClient(timeout=_CONNECT_S) as client:
+    transport = httpx2.AsyncHTTPTransport(uds=url.removeprefix(UNIX)) if url.startswith(UNIX) else None
+    async with httpx2.AsyncClient(timeout=_CONNECT_S, transport=transport) as client:
         while True:
             try:
                 schema = (await client.get(f"{base}/schema")).raise_for_status().json()
@@ -122,9 +127,11 @@ class Session:
         _, address = server_urls(url)
         try:
             # Without pings: a step may keep the server's event loop busy; answers have a limit of their own.
-            connection = await client.connect(
-                address, open_timeout=_CONNECT_S, max_size=_MAX_MESSAGE_BYTES, ping_interval=None
-            )
+            limits = {"open_timeout": _CONNECT_S, "max_size": _MAX_MESSAGE_BYTES, "ping_interval": None}
+            if url.startswith(UNIX):
+                connection = await client.unix_connect(url.removeprefix(UNIX), address, **limits)
+            else:
+                connection = await client.connect(address, **limits)
         except Exception as error:
             raise SandboxError(
                 f"the OpenEnv server {url} cannot be reached: {_reason(error)}", "Is it running?"
