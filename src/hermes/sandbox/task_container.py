@@ -152,27 +152,35 @@ async def call_engine(engine: str, *words: str, timeout_s: float = _TIMEOUT_S) -
 def labelled(engine: str, kind: str) -> dict[str, str]:
     """The containers (`ps`) or images (`images`) of tasks: their ids, and the processes they belong to."""
     everything = ["--all"] if kind == "ps" else []
-    listing = subprocess.run(
-        [engine, kind, *everything, "--quiet", "--filter", f"label={LABEL}"],
-        env=client_env(),
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    ).stdout.split()
+    listing = _output([engine, kind, *everything, "--quiet", "--filter", f"label={LABEL}"]) or ""
     owners = {}
-    for name in dict.fromkeys(listing):
-        inspect = [engine, "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name]
-        inspected = subprocess.run(
-            inspect, env=client_env(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-        if inspected.returncode == 0:
-            owners[name] = inspected.stdout.strip()
+    for name in dict.fromkeys(listing.split()):
+        owner = _output([engine, "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name])
+        if owner is not None:
+            owners[name] = owner
     return owners
+
+
+def has_containers(engine: str, image: str) -> bool:
+    """Whether any container, running or not, was made of the image."""
+    # One by one: podman 4.3 finds no container by `--filter ancestor` with an image's id.
+    identifier = _output([engine, "inspect", "--type", "image", "--format", "{{.Id}}", image])
+    for container in (_output([engine, "ps", "--all", "--quiet", "--no-trunc"]) or "").split():
+        source = _output([engine, "inspect", "--type", "container", "--format", "{{.Image}}", container])
+        if source is not None and source == identifier:
+            return True
+    return False
 
 
 def remove(engine: str, kind: str, name: str) -> None:
     """Removes a container (`ps`) or an image (`images`)."""
     verb = "rm" if kind == "ps" else "rmi"
-    words = [engine, verb, "--force", name]
-    subprocess.run(words, env=client_env(), capture_output=True, timeout=_TIMEOUT_S, check=False)
+    _output([engine, verb, "--force", name])
+
+
+def _output(words: Sequence[str]) -> str | None:
+    """What the engine prints; None: it failed."""
+    ended = subprocess.run(
+        words, env=client_env(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    return ended.stdout.strip() if ended.returncode == 0 else None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from hermes.disk.filelock import FileLock
 
 DOCKERFILE = "FROM debian:bookworm-slim\nWORKDIR /app\n"
 TEST = """
@@ -34,3 +38,10 @@ def write_task(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+@contextmanager
+def alone_with_the_engine() -> Iterator[None]:
+    """No other test process cleans the container engine meanwhile: a machine has one store for all."""
+    with FileLock(Path(tempfile.gettempdir()) / "hermes-test-engine.lock"):
+        yield

@@ -12,7 +12,7 @@ from hermes.envs.builtin.harbor import HarborConfig, HarborEnv
 from hermes.envs.servers.config import APIServerConfig
 from hermes.sandbox.open import unusable_reason
 from tests.cli.process import hermes
-from tests.envs.harbor.folders import TOML, write_task
+from tests.envs.harbor.folders import TOML, alone_with_the_engine, write_task
 
 pytestmark = pytest.mark.skipif(
     unusable_reason("bubblewrap") is not None, reason=f"bubblewrap: {unusable_reason('bubblewrap')}"
@@ -102,7 +102,8 @@ async def keys(folder: Path, **settings: Any) -> set[str]:
 def test_clean_removes_what_was_built(home: Path, tmp_path: Path) -> None:
     check(home, write_task(tmp_path / "t"), "--solutions")
     assert any((home / "harbor/roots").iterdir())
-    removed = json.loads(hermes(home, "env", "clean", "--json").stdout)
+    with alone_with_the_engine():
+        removed = json.loads(hermes(home, "env", "clean", "--json").stdout)
     assert removed["roots"] == 1 and not any((home / "harbor/roots").iterdir())
     assert not any((home / "harbor/trials").iterdir())
     check(home, tmp_path / "t", "--solutions", "--again")

@@ -26,7 +26,7 @@ from hermes.errors import SandboxError
 from hermes.sandbox.docker import find_engine
 from hermes.sandbox.open import unusable_reason
 from hermes.sandbox.task_container import labelled
-from tests.envs.harbor.folders import write_task
+from tests.envs.harbor.folders import alone_with_the_engine, write_task
 
 PROGRAMS = (
     *(
@@ -64,7 +64,13 @@ def libraries(program: str) -> list[str]:
     return [word for word in listing.split() if word.startswith("/")]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed() -> Iterator[None]:
+    with alone_with_the_engine():
+        yield
+
+
+@pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An image with a shell and a few programs of this machine."""
     archive = tmp_path_factory.mktemp("base") / "base.tar"
@@ -191,6 +197,18 @@ def test_what_a_killed_process_left_is_cleaned(tmp_path: Path, home: Path, base:
     label = "research.hermes.task=999999999:1"
     subprocess.run([engine, "create", "--label", label, base, "true"], check=True, capture_output=True)
     assert json.dumps(clean(home)) and not of_trials()
+
+
+async def test_cleaning_leaves_an_image_that_is_in_use(tmp_path: Path, home: Path, base: str) -> None:
+    places = open_places(home, settings(), PlaceOptions(), "container")
+    task = read_task(write_task(tmp_path / "t", dockerfile=DOCKERFILE))
+    async with open_trial(task, places.of(task), home) as trial:
+        await trial.start()
+        sandbox = await trial.open_agent()
+        assert clean(home)["images"] == 0
+        assert (await sandbox.run("cat /etc/before", timeout_s=60)).output.strip() == "41"
+        await sandbox.close()
+    assert clean(home)["images"] >= 1 and not labelled(find_engine(), "images")
 
 
 async def test_a_machine_that_is_too_small_is_named(tmp_path: Path, home: Path, base: str) -> None:

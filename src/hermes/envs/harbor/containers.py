@@ -38,6 +38,7 @@ from hermes.sandbox.task_container import (
     ContainerPlan,
     TaskContainer,
     call_engine,
+    has_containers,
     labelled,
     remove,
 )
@@ -281,12 +282,18 @@ class _AgentContainer:
 
 
 def clean_containers(engine: str, *, images: bool) -> dict[str, int]:
-    """Removes containers and images of processes that have ended; `images`: also images that were kept."""
+    """Removes containers and images of processes that have ended.
+
+    `images`: also images that were kept and of which no container is made; an engine would remove it too.
+    """
     removed = {"containers": 0, "images": 0}
     for kind, name in (("ps", "containers"), ("images", "images")):
         for identifier, owner in labelled(engine, kind).items():
-            is_kept = owner == _KEPT
-            if (is_kept and images) or (not is_kept and owner and not is_alive(owner)):
+            if owner == _KEPT:
+                unused = images and not has_containers(engine, identifier)
+            else:
+                unused = bool(owner) and not is_alive(owner)
+            if unused:
                 remove(engine, kind, identifier)
                 removed[name] += 1
     return removed
