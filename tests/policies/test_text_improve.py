@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hermes.core import Message, Rating, RatingKind, new_id
+from hermes.policies.text.rated import rated_tasks
 from hermes.store import Filter, Reader, Writer
 from hermes.training.policy_registry import PolicyRegistry
 from tests import records
@@ -138,6 +139,35 @@ def test_the_questions_of_rated_answers_are_tasks_for_a_judge(tmp_path: Path) ->
         assert facts["figures"]["signal"] == "judge:fake/judge (ratings by a model) on 80 tasks"
         shown = [request.json["messages"][0]["content"] for request in provider.posts[1:]]
         assert any("Expected: " in prompt and "An agent works on tasks" in prompt for prompt in shown)
+
+
+def test_what_people_think_now_makes_an_answer_liked(tmp_path: Path) -> None:
+    with Writer(tmp_path / "hermes.db") as writer:
+
+        def answered(question: str, answer: str, *ratings: tuple[RatingKind, float, str]) -> str:
+            messages = [Message.user(question), Message.assistant(answer)]
+            answered_id = records.record(writer, messages, tools=())
+            for at_ms, (kind, value, rater) in enumerate(ratings, start=1000):
+                writer.add_rating(Rating(new_id(), answered_id, kind, value, rater, at_ms))
+            return answered_id
+
+        up, down = (RatingKind.THUMB, 1.0, "ann"), (RatingKind.THUMB, -1.0, "ann")
+        answered("liked", "a", up)
+        answered("changed her mind", "b", (RatingKind.SCORE, 5.0, "ann"), down)
+        answered("contradicted", "c", up, (RatingKind.THUMB, -1.0, "bob"))
+        better, worse = answered("chosen", "d"), answered("chosen", "e")
+        writer.add_rating(Rating(new_id(), worse, RatingKind.PAIR, -1.0, "ann", 1001, other_id=better))
+        best_of_bad, bad = answered("chosen, but bad", "f", down), answered("chosen, but bad", "g")
+        writer.add_rating(Rating(new_id(), best_of_bad, RatingKind.PAIR, 1.0, "bob", 1001, other_id=bad))
+    with Reader(tmp_path / "hermes.db") as reader:
+        liked = {row.prompts[0]: row.expected for row in rated_tasks(reader).rows}
+    assert liked == {
+        "liked": "a",
+        "changed her mind": None,
+        "contradicted": None,
+        "chosen": "d",
+        "chosen, but bad": None,
+    }
 
 
 def test_without_ratings_there_are_no_tasks(tmp_path: Path) -> None:

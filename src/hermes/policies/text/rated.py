@@ -1,32 +1,37 @@
 """Rated conversations as tasks: the questions whose answers people rated, with an answer that they liked.
 
-A conversation with one question is a task; longer ones, and ratings of machines, are left out. A liked answer
-is shown to the model that reflects, and no text may repeat it. A judge or a reward model scores new answers.
+A conversation with one question is a task; longer ones, and ratings of machines, are left out. Whether people
+liked an answer follows from `data.preference.verdicts`; without a verdict, from what they chose it over. A
+liked answer is shown to the model that reflects, and no text may repeat it. A judge or a reward model scores
+new answers.
 """
 
 from __future__ import annotations
 
 from hermes.batch.tasks import Dataset, TaskRow
 from hermes.core import RatingKind, Role, canonical_json, content_hash
-from hermes.core.rating import RaterSource, Rating
+from hermes.core.rating import RaterSource
+from hermes.data.example import Example, load
+from hermes.data.preference.verdicts import majority, rated_spans
 from hermes.errors import UsageError
 from hermes.store import Reader
 
-_GOOD_SCORE = 4
+_PEOPLE = (RaterSource.PERSON,)
 
 
 def rated_tasks(reader: Reader) -> Dataset:
     """UsageError if nobody rated an answer to a single question."""
+    ratings = [rating for rating in reader.all_ratings() if rating.source in _PEOPLE]
+    rated_ids = dict.fromkeys(  # in the order in which they were first rated
+        rated_id for rating in ratings for rated_id in (rating.trajectory_id, rating.other_id) if rated_id
+    )
     liked_answers: dict[str, str | None] = {}
-    for rating in reader.all_ratings():
-        if rating.source is not RaterSource.PERSON:
-            continue
-        trajectory = reader.get(_better_id(rating))
+    for trajectory_id in rated_ids:
+        trajectory = reader.get(trajectory_id)
         questions = [message.content for message in trajectory.messages if message.role is Role.USER]
-        if len(questions) != 1:
-            continue
-        answer = trajectory.answer if _is_good(rating) else None
-        liked_answers[questions[0]] = answer or liked_answers.get(questions[0])
+        if len(questions) == 1:
+            answer = trajectory.answer if _is_liked(load(reader, trajectory)) else None
+            liked_answers[questions[0]] = answer or liked_answers.get(questions[0])
     if not liked_answers:
         raise UsageError("no answer to a single question is rated", "hermes rate, or bring --tasks FILE")
     rows = [
@@ -37,16 +42,12 @@ def rated_tasks(reader: Reader) -> Dataset:
     return Dataset(tuple(rows), (), digest)
 
 
-def _better_id(rating: Rating) -> str:
-    is_other = rating.kind is RatingKind.PAIR and rating.value < 0 and rating.other_id is not None
-    return str(rating.other_id) if is_other else rating.trajectory_id
-
-
-def _is_good(rating: Rating) -> bool:
-    match rating.kind:
-        case RatingKind.PAIR:
-            return rating.value != 0
-        case RatingKind.SCORE:
-            return rating.value >= _GOOD_SCORE
-        case _:
-            return rating.kind is RatingKind.THUMB and rating.value > 0
+def _is_liked(example: Example) -> bool:
+    if spans := rated_spans(example, _PEOPLE):
+        return spans[-1].desirable is True
+    choices = [
+        rating.value if rating.trajectory_id == example.id else -rating.value
+        for rating in example.ratings
+        if rating.kind is RatingKind.PAIR and rating.source in _PEOPLE
+    ]
+    return majority(choices).margin > 0
