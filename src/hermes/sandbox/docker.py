@@ -70,13 +70,17 @@ class DockerSandbox(IsolatedSandbox):
         workspace.drop_root()
         supervisor = await SandboxSupervisor.open()
         sandbox = cls(settings, workspace, engine, f"hermes-{new_id().lower()}", supervisor)
-        try:
-            await sandbox._start_container()
-        except BaseException:
-            await supervisor.close()
-            await asyncio.to_thread(sandbox._remove_container)
-            raise
+        await sandbox._start_or_remove()
         return sandbox
+
+    async def _start_or_remove(self) -> None:
+        """Nothing is left of a container that does not start."""
+        try:
+            await self._start_container()
+        except BaseException:
+            await self._supervisor.close()
+            await asyncio.to_thread(self._remove_container)
+            raise
 
     def _start_argv(self) -> list[str]:
         return run_argv(

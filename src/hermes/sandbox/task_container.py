@@ -69,12 +69,7 @@ class TaskContainer(DockerSandbox):
     async def start_from(cls, settings: SandboxSettings, plan: ContainerPlan) -> TaskContainer:
         supervisor = await SandboxSupervisor.open()
         sandbox = cls(settings, plan, f"hermes-task-{new_id().lower()}", supervisor)
-        try:
-            await sandbox._start_container()
-        except BaseException:
-            await supervisor.close()
-            await asyncio.to_thread(sandbox._remove_container)
-            raise
+        await sandbox._start_or_remove()
         return sandbox
 
     def _start_argv(self) -> list[str]:

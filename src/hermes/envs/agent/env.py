@@ -103,7 +103,8 @@ class HermesAgentBaseEnv(BaseEnv):
         self.forbidden_for_log: list[int] = []
         self.rollout_failures: Counter[str] = Counter()
         """Failed training rollouts, by reason."""
-        self._tasks: list[dict[str, Any]] = []
+        self._tasks: Sequence[Any] = ()
+        self._held_out_tasks: Sequence[Any] = ()
         self._next_task = 0
         self._groups = 0
         self._attempts: Counter[str] = Counter()
@@ -167,7 +168,7 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def eval_items(self) -> Sequence[Item]:
         """The tasks that `evaluate` measures: held out from training."""
-        return ()
+        return self._held_out_tasks
 
     async def collect_trajectories(self, item: Item) -> tuple[ScoredDataGroup, list[Item]]:
         """A group of rollouts of one task."""

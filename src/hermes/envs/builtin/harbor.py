@@ -103,8 +103,7 @@ class HarborEnv(ProgramEnv):
         await asyncio.to_thread(sweep_all, hermes.home, self._places)
         folder = await asyncio.to_thread(read_tasks, Path(config.dataset_path), hermes.environ)
         tasks = self._usable(folder)
-        self._tasks_to_train, self._held_out_tasks = split(tasks, config.eval_share)
-        self._next = 0
+        self._tasks, self._held_out_tasks = split(tasks, config.eval_share)
         self._trials: dict[str, Trial] = {}
         if config.agent:
             await self.open_programs(find_program(config.agent, config.agent_paths))
@@ -132,14 +131,6 @@ class HarborEnv(ProgramEnv):
                 f"hermes env check harbor {self.config.dataset_path} lists all of them.",
             )
         return tasks
-
-    async def get_next_item(self) -> Task:  # type: ignore[override]
-        """The tasks in order, over and over."""
-        self._next += 1
-        return self._tasks_to_train[(self._next - 1) % len(self._tasks_to_train)]
-
-    async def eval_items(self) -> Sequence[Task]:  # type: ignore[override]
-        return self._held_out_tasks
 
     def format_prompt(self, item: Task) -> str:  # type: ignore[override]
         return item.stages[0].instruction

@@ -164,7 +164,7 @@ class OpenEnvEnv(HermesAgentBaseEnv):
                 load_tasks, config.dataset_name, config.dataset_split, config.prompt_field
             )
             tasks = [self._task(row) for row in rows]
-        self._training, self._held_out = split(tasks, config.eval_share)
+        self._tasks, self._held_out_tasks = split(tasks, config.eval_share)
         urls = await self._urls()
         about = await read_about(urls[0], config.start_patience_s)
         self._instruction = about.description if config.instruction is None else config.instruction
@@ -185,7 +185,7 @@ class OpenEnvEnv(HermesAgentBaseEnv):
         return [self.config.url] if self._servers is None else await self._servers.urls()
 
     async def _list_tools(self, urls: Sequence[str]) -> list[ActionTool]:
-        session, _ = await self._open(urls, self._training[0].arguments)
+        session, _ = await self._open(urls, self._tasks[0].arguments)
         try:
             return mcp_tools(await session.list_tools())
         finally:
@@ -195,14 +195,6 @@ class OpenEnvEnv(HermesAgentBaseEnv):
         config = self.config
         patience_s = config.worker_timeout if config.worker_timeout > 0 else config.outage_patience_s
         return await open_episode(urls, arguments, answer_s=config.step_timeout_s, patience_s=patience_s)
-
-    async def get_next_item(self) -> Task:
-        """The tasks in order, over and over."""
-        self._next_task += 1
-        return self._training[(self._next_task - 1) % len(self._training)]
-
-    async def eval_items(self) -> Sequence[Task]:
-        return self._held_out
 
     def item_key(self, item: Any) -> str:
         return item.key if isinstance(item, Task) else super().item_key(item)

@@ -87,20 +87,11 @@ class RewardFunctionEnv(HermesAgentBaseEnv):
         )
         for bad in dataset.bad:
             logger.warning("%s, line %d is left out: %s", self.config.dataset_name, bad.line, bad.reason)
-        self._train, self._held_out = split(check_rows(dataset).rows, self.config.eval_share)
-        self._next = 0
+        self._tasks, self._held_out_tasks = split(check_rows(dataset).rows, self.config.eval_share)
 
     def load_function(self) -> RewardFunction | None:
         """The function that scores a rollout; None if a subclass scores it otherwise."""
         return load_reward(self.config.reward)
-
-    async def get_next_item(self) -> TaskRow:
-        """The tasks in order, over and over."""
-        self._next += 1
-        return self._train[(self._next - 1) % len(self._train)]
-
-    async def eval_items(self) -> Sequence[TaskRow]:
-        return self._held_out
 
     def item_key(self, item: TaskRow) -> str:
         return item.key
