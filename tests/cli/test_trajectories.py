@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes.core import Boundary, Message, Outcome, StopReason, ToolCall
+from hermes.core import Boundary, Message, Outcome, Source, StopReason, ToolCall
 from hermes.models.parsers import get_parser
 from hermes.store import Writer
 from tests import records
@@ -68,6 +68,19 @@ def test_list_is_a_readable_table(home: Path) -> None:
     assert "What is 2 + 2?" in text
     assert "b/other" in text
     assert "1 (1 failed)" in text
+
+
+def test_rollouts_of_training_are_listed_when_they_are_asked_for(home: Path) -> None:
+    with Writer(home / "hermes.db") as writer:
+        trained = [
+            records.record(writer, [Message.user("Add.")], source=Source.ENV, run_id="r") for _ in range(3)
+        ]
+    assert len(rows(home)) == 3 and not {row["id"] for row in rows(home)} & set(trained)
+    for filters in (("--source", "env"), ("--run", "r")):
+        assert {row["id"] for row in rows(home, *filters)} == set(trained), filters
+    text = hermes(home, "trajectories", "list").stdout
+    assert text.splitlines()[-1] == "left out: 3 rollouts of training; --source env lists them"
+    assert "left out" not in hermes(home, "trajectories", "list", "--source", "env").stdout
 
 
 def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:

@@ -178,6 +178,9 @@ def test_rollouts_of_training_are_shown_when_they_are_asked_for(tmp_path: Path) 
         for path in ("/", "/trajectories"):
             text = site.get(path).text
             assert ("of chat" in text, "of env" in text) == (True, False), path
+        (chip,) = re.findall(r'href="([^"]+)"[^>]*>rollouts of training<', text)
+        rollouts = site.get(chip).text
+        assert ("of chat" in rollouts, "of env" in rollouts) == (False, True)
         everything = site.get("/trajectories?q=").text
         assert "of chat" in everything and "of env" in everything
         assert "of env" not in "".join(site.get("/rate").text for _ in range(5))

@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hermes.core import JSON, StepKind
+from hermes.core import JSON, Source, StepKind
 from hermes.data.example import Example
 from hermes.errors import UsageError
 from hermes.store.browse.columns import SqlCondition, sql_condition
 
+WITHOUT_TRAINING = f"source!={Source.ENV.value}"
+"""What lists and queues show by default: a training run records more rollouts than a person ever reads."""
 _SHAPE = re.compile(r"\s*([a-z_]+(?:\.[^\s<>=!~]+)?)\s*(<=|>=|!=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,

@@ -71,6 +71,7 @@ class Filter:
     ids: tuple[str, ...] | None = None
     model: str | None = None
     source: str | None = None
+    other_than_source: str | None = None
     run_id: str | None = None
     session_id: str | None = None
     agent: str | None = None
@@ -115,6 +116,8 @@ class Filter:
         ):
             if value is not None:
                 add(f"{column} = ?", value)
+        if self.other_than_source is not None:
+            add("t.source != ?", self.other_than_source)
         if self.tool is not None:
             add("t.seq IN (SELECT trajectory FROM steps WHERE tool = ?)", self.tool)
         if self.stop_reason == "running":

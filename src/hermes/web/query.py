@@ -10,13 +10,13 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from hermes.data.where import FIELDS, Condition, parse
+from hermes.data.where import FIELDS, WITHOUT_TRAINING, Condition, parse
 from hermes.errors import UsageError
 from hermes.store.browse.columns import SqlCondition
 from hermes.web.responses import PageError
 
-DEFAULT_QUERY = "source!=env"
-"""The query of an address without one: a training run records more rollouts than a person ever reads."""
+DEFAULT_QUERY = WITHOUT_TRAINING
+"""The query of an address without one."""
 _MAX_CONDITIONS = 20
 _PART = re.compile(
     r'(?P<field>[a-z_]+(?:\.[^\s<>=!~"]+)?)(?P<operator><=|>=|!=|=|<|>|~)(?:"(?P<quoted>[^"]*)"|(?P<value>\S*))'

@@ -48,26 +48,37 @@ def trajectories() -> None:
 @model_options(FilterOptions)
 @json_option
 def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool) -> None:
-    """List trajectories, newest first."""
+    """List trajectories, newest first.
+
+    Without a filter, rollouts of training are left out; --source env lists them.
+    """
     from hermes.cli.render import summary_table
+    from hermes.core import Source
+    from hermes.store import Filter
 
     conditions = filters.build()
+    training = Source.ENV.value
+    if not filters.model_fields_set:
+        conditions = Filter(other_than_source=training)
     with _reader() as reader:
         rows = reader.summaries(conditions, limit=limit, before=reader.resolve(before) if before else None)
         total = reader.count(conditions)
+        left_out = 0 if filters.model_fields_set else reader.count(Filter(source=training))
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
-        return
-    if not rows:
+    elif rows:
+        click.echo(summary_table(rows))
+        if total > len(rows):
+            click.echo(f"{len(rows)} of {total}; more: --limit N or --before {rows[-1].id}")
+    elif not left_out:
         click.echo(
             "nothing matches"
             if filters.model_fields_set
             else "nothing recorded yet; try: hermes -q 'What is 17 * 23?'"
         )
-        return
-    click.echo(summary_table(rows))
-    if total > len(rows):
-        click.echo(f"{len(rows)} of {total}; more: --limit N or --before {rows[-1].id}")
+    if left_out:
+        noun = "rollout" if left_out == 1 else "rollouts"
+        click.echo(f"left out: {left_out} {noun} of training; --source env lists them", err=as_json)
 
 
 @trajectories.command()

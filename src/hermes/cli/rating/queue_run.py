@@ -25,6 +25,7 @@ from hermes.config.paths import db_path
 from hermes.core import Message, Rating, StepKind, Trajectory
 from hermes.data.diff import compare
 from hermes.data.preference.pairs import rest_of_turn
+from hermes.data.where import WITHOUT_TRAINING
 from hermes.errors import UsageError
 from hermes.ratings import QueueItem, QueueRule, QueueSettings, RatingDesk, RatingDraft, RatingMode
 from hermes.safety.text import printable
@@ -59,8 +60,6 @@ _HELP = {
     RatingMode.STEP: "+ good  - bad  0 neutral  b first bad step",
 }
 _ALWAYS = "s skip  u undo  c comment  q quit  ? help"
-_WITHOUT_TRAINING = ("source!=env",)
-"""A training run records more rollouts than a person reads; --source env asks for them."""
 _ESCAPE_S = 0.05
 _MOST_BYTES = 16
 
@@ -81,7 +80,7 @@ def make_queue(conditions: Filter, options: QueueOptions, as_json: bool) -> None
                 "mode": RatingMode(stated.get("mode", "thumb")),
             }
             if not filters and "where" not in stated:
-                stated["where"] = _WITHOUT_TRAINING
+                stated["where"] = (WITHOUT_TRAINING,)
             settings = QueueSettings(filters=filters, **{**stated, **typed})
         added = desk.create_queue(name, settings)
         progress = desk.progress(name)

@@ -28,6 +28,7 @@ def show(request: WebRequest) -> Response:
         total = reader.count_matching([]).number if not request.from_script else 0
     values: dict[str, Any] = {
         "query": query,
+        "default_query": DEFAULT_QUERY,
         "rows": page.rows,
         "words": search_words(query.words),
         "next": _next_url(query, page.next_before),
