@@ -13,8 +13,8 @@ from hermes.config.providers import BUNDLED_PROVIDER, profiles
 from hermes.tools.registry import check_toolset
 
 _FOR_A_PERSON = frozenset({"skills", "session_search", "memory", "clarify"})
-"""Of the default toolsets, those that are of use in a conversation only. The list of skills alone is 40
-lines of every system prompt."""
+"""The default toolsets that help only in a conversation. The list of skills alone adds 40 lines to every
+system prompt."""
 
 
 _SMALL_BELOW = 10e9

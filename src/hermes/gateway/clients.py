@@ -1,4 +1,4 @@
-"""What the clients say about themselves: which agent, which session, which agent within it.
+"""Reads how clients name themselves: which agent, which session, which agent within it.
 
 Headers are hints: without them only histories connect calls (`tree.py`).
 """

@@ -20,7 +20,7 @@ class _Plain:
 
 
 _MOST_MEMBERS = 10_000
-"""Of a gzip body: millions of empty ones are small, and cost a decoder each."""
+"""Most members of a gzip body: millions of empty ones are small, and cost a decoder each."""
 _SLICE_BYTES = 4_096
 """Read at once: what follows a member is copied for each of them."""
 

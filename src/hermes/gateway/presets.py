@@ -24,7 +24,7 @@ _ANSWER_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a client is pointed at."""
+    """The addresses and names that a client is pointed at."""
 
     url: str
     """Without /v1."""
@@ -57,7 +57,7 @@ class Preset:
 
 
 def general_variables(target: Target) -> dict[str, str]:
-    """What SDKs read."""
+    """Environment variables that the SDKs read."""
     openai = f"{target.url}/v1"
     variables = {
         "OPENAI_BASE_URL": openai,

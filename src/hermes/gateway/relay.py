@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 64 << 20
 _MOST_READ_BYTES = 1 << 30
-"""Of a body that is too large, how much is read and thrown away, so that the client reads the answer."""
+"""How much of a body that is too large is read and thrown away, so that the client reads the answer."""
 _MOST_ANSWER_BYTES = 256 << 20
-"""Of an answer unpacked, how much the record holds; the client gets all of it."""
+"""How much of an unpacked answer the record holds; the client gets all of it."""
 UNGROUPED = Group("ungrouped", has_identity=False)
 """Calls with neither a key in their URL nor a session in their headers."""
 
@@ -54,12 +54,12 @@ class RelayOptions:
     timeout_s: float = 600.0
     """Longest silence of the provider, and longest time in which a client reads nothing."""
     max_body_bytes: int = MAX_BODY_BYTES
-    """Of a request, packed and unpacked."""
+    """The largest body of a request, both packed and unpacked."""
 
 
 @dataclass
 class Activity:
-    """What `Relay` knows of a group that is not settled."""
+    """The state that `Relay` keeps of a group that is not settled."""
 
     group: Group
     running: int = 0

@@ -68,7 +68,7 @@ class SampledCall:
     offers_tools: bool
     reply: ChatReply
     not_honoured: tuple[str, ...] = ()
-    """What the program asked of the sampling and did not get."""
+    """Sampling settings that the program asked for and did not get."""
     other_model: str = ""
     """Who answered instead of the policy, as provider/name."""
 
@@ -327,7 +327,7 @@ async def _hung_up(request: Request) -> AsyncIterator[asyncio.Future[Any]]:
 def read_chat_request(
     protocol: wire.Protocol, body: JSONObject, translation: Translation | None
 ) -> tuple[ChatRequest, tuple[str, ...]]:
-    """What the model is asked, and what of the sampling is not honoured. UsageError: it cannot be read."""
+    """The request for the model, and the settings that are not honoured. UsageError: it cannot be read."""
     request = translation.request if translation else wire.read_request(protocol, body)
     if not request.messages:
         raise UsageError("a model call of the environment has no messages.")

@@ -32,7 +32,7 @@ from hermes.store import Reader, Writer
 TOKEN_VARIABLE = "HERMES_RECORD_TOKEN"
 _CHECK_S = 2.0
 _MOST_CALLS = 5_000
-"""Of a group before it is settled while it goes on; its journal is read as a whole then."""
+"""A group with this many calls is settled while it goes on, because its journal is read as a whole."""
 
 
 def _carries(headers: dict[bytes, bytes] | object, token: str) -> bool:
@@ -80,7 +80,7 @@ class Settling:
         return settled
 
     def recover(self) -> Settled:
-        """What killed processes left."""
+        """Settles the groups that killed processes left behind."""
         settled = Settled()
         for recordings in journals.abandoned(recordings_dir(self._config)):
             settled += self.run(recordings)

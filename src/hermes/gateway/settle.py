@@ -65,7 +65,7 @@ _PRIOR = "/"
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What became of a recording."""
+    """The outcome of settling a recording."""
 
     trajectories: tuple[str, ...] = ()
     main: str | None = None
@@ -309,7 +309,7 @@ class _Steps:
         self._steps: list[Step] = []
         self._inputs: dict[int, ModelInput] = {}
         self._issued: dict[str, float] = {}
-        """Of each tool call of this trajectory, when its answer was complete."""
+        """When the answer with each tool call of this trajectory was complete."""
 
     def build(self) -> tuple[list[Step], dict[int, ModelInput]]:
         history: tuple[Message, ...] = ()

@@ -18,14 +18,14 @@ from hermes.core import Relation
 from hermes.core.history import digest, extend
 
 OPENING_CHARS, HINT_CHARS = 4_000, 500
-"""Of the first message, and of an answer, what placing looks at: thousands of calls are in memory at once."""
+"""Placing keeps this much of a first message and of an answer: thousands of calls are in memory at once."""
 SHORTEST_HINT = 16
 """Characters of a text from which its being quoted says something."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """What placing needs to know of a call."""
+    """The facts of a call that placing needs."""
 
     id: str
     keys: tuple[bytes, ...]
@@ -76,7 +76,7 @@ class Chain:
 class Tree:
     chains: tuple[Chain, ...]
     attempts: Mapping[str, tuple[str, ...]]
-    """Of a call: the attempts at the same request that failed before it."""
+    """The attempts at the same request that failed before a call."""
 
 
 def text_key(text: str) -> bytes:
@@ -103,7 +103,7 @@ class _Builder:
         self._side_calls = side_calls and any(call.tools for call in calls)
         self._calls = {call.id: call for call in calls}
         self._paths: dict[str, list[bytes]] = {}
-        """Of each call, the identity of each beginning of its history, the empty one first."""
+        """The identity of each beginning of a call's history, the empty one first."""
         self._repeats: dict[tuple[str, bytes], list[str]] = {}
         """By thread and history: the whole answers, in the order in which they came."""
         self._continued: set[bytes] = set()
@@ -195,7 +195,7 @@ class _Builder:
         return chain
 
     def _main(self, call: PlacedCall) -> Chain | None:
-        """What a side call is beside: its thread's latest chain, or the first one there is."""
+        """The chain that a side call belongs to: its thread's latest, or the first one there is."""
         return self._threads.get(call.thread) or next(iter(self._threads.values()), None)
 
     def adopt_side_calls(self) -> None:

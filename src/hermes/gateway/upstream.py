@@ -34,7 +34,7 @@ class Upstream:
     base_url: str
     """Without a slash at its end; mostly ends in /v1."""
     protocols: frozenset[Protocol]
-    """What it speaks; others are translated to chat completions."""
+    """The protocols it speaks; requests in others are translated to chat completions."""
     key: str | None = field(default=None, repr=False)
     """Sent in place of the client's own; None: the client's own is passed on."""
     model: str | None = None
@@ -59,7 +59,7 @@ _SPOKEN = {
 
 
 def spoken_at(base_url: str) -> frozenset[Protocol]:
-    """What the provider at an address speaks, as far as its name says; else chat completions."""
+    """The protocols of the provider at an address, judged by its name; else chat completions."""
     return _SPOKEN.get(urlsplit(base_url).hostname or "", frozenset({Protocol.CHAT}))
 
 

@@ -67,7 +67,7 @@ def verdict_line(facts: ImprovementFacts) -> str:
 
 
 def decision_line(test: SequentialTest, on: str) -> str:
-    """What the test says about the candidate, on held-out ratings or tasks."""
+    """The verdict of the test about the candidate, on held-out ratings or tasks."""
     score = _score(test, on)
     evidence = f"evidence {test.highest:.3g} of the {1 / test.error_rate:.0f} that promote"
     if test.decision is SequentialDecision.BETTER:

@@ -145,7 +145,7 @@ class RatingsNeeded:
 
 
 def ratings_needed(rows: ImprovementRows, least_comparisons: int, eval_share: float) -> RatingsNeeded:
-    """Of what is rated next, `eval_share` will be held out, and the rest trained on."""
+    """How many more are needed if `eval_share` of what is rated next is held out and the rest trained on."""
     comparisons = _single_verdicts(rows.held_out_spans)
 
     def more(trained: int, least: int, held_out: int, decidable: bool) -> int:

@@ -201,7 +201,7 @@ def _charge(config: Config, row: JSONObject) -> None:
 
 
 def _charged(config: Config) -> Iterator[JSONObject]:
-    """What tests, and trainings on stored rows, have spent."""
+    """The expenses of tests, and of trainings on stored rows."""
     text = read_text(config.home / "rl" / "tests.jsonl") or ""
     return (json.loads(line) for line in text.splitlines())
 

@@ -126,7 +126,7 @@ def inference_text(report: JSONObject) -> str:
 
 
 def program_text(report: JSONObject) -> str:
-    """What one rollout of a program showed, a fact a line."""
+    """Describes one rollout of a program, a fact a line."""
     facts = report["facts"]
     room = f" of a context of {facts['context_tokens']:,}" if facts.get("context_tokens") else ""
     echoes = ", ".join(

@@ -194,7 +194,7 @@ RL_TOOLS = (
 
 
 TOOLS = (*RL_TOOLS, *training_tools.TOOLS)
-"""What the plug-in entry offers, in two toolsets."""
+"""The tools that the plug-in entry offers, in two toolsets."""
 
 
 def register_tools() -> None:

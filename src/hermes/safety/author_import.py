@@ -25,7 +25,7 @@ _WITNESS = ("/bin/sh", "-c", 'read -r _ || printf "%s\\n" "$1" >&2', "sh")
 """It prints its argument unless a line arrives before the end of its input."""
 _SLOW_S = 60.0
 _parents: list[int] = []
-"""Of a process whose parent says how it ended: the parent."""
+"""The parent, in a process whose parent says how it ended."""
 
 
 @contextmanager

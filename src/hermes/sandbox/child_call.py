@@ -41,9 +41,9 @@ _LOOK_S = 0.25
 @dataclass(frozen=True, slots=True)
 class ChildResult:
     reports: list[JSON]
-    """What the function reported, in order."""
+    """The reports of the function, in order."""
     problem: HermesError | None
-    """What it raised, or how its process ended; None: it returned."""
+    """The error that it raised, or how its process ended; None: it returned."""
 
 
 def call_in_child(
@@ -71,7 +71,7 @@ def call_in_child(
 
 
 def _memory_bytes() -> int:
-    """What the machine has left: a child that takes more would have another process killed."""
+    """The memory that the machine has left: a child that takes more would have another process killed."""
     return max(_LEAST_MEMORY_BYTES, available_bytes())
 
 
@@ -135,7 +135,7 @@ def _result(file: Path, path: Path, code: int | None, output: str) -> ChildResul
 
 
 def _described(code: int) -> str:
-    """Of a process, as the shell counts: 128 and the signal."""
+    """How a process ended, by the shell's code: 128 and the signal."""
     if code <= 128:
         return f"with exit code {code}"
     with contextlib.suppress(ValueError):

@@ -147,34 +147,28 @@ async def call_engine(engine: str, *words: str, timeout_s: float = _TIMEOUT_S) -
 def labelled(engine: str, kind: str) -> dict[str, str]:
     """The containers (`ps`) or images (`images`) of tasks: their ids, and the processes they belong to."""
     everything = ["--all"] if kind == "ps" else []
-    listing = _output([engine, kind, *everything, "--quiet", "--filter", f"label={LABEL}"]) or ""
-    owners = {}
-    for name in dict.fromkeys(listing.split()):
-        owner = _output([engine, "inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', name])
-        if owner is not None:
-            owners[name] = owner
-    return owners
+    listing = _output([engine, kind, *everything, "--no-trunc", "--quiet", "--filter", f"label={LABEL}"])
+    label = f'{{{{index .Config.Labels "{LABEL}"}}}}'
+    owners = {name: _output([engine, "inspect", "--format", label, name]) for name in (listing or "").split()}
+    return {name: owner for name, owner in owners.items() if owner is not None}
 
 
 def has_containers(engine: str, image: str) -> bool:
-    """Whether any container, running or not, was made of the image."""
+    """Whether any container, running or not, was made of the image with this id."""
     # One by one: podman 4.3 finds no container by `--filter ancestor` with an image's id.
-    identifier = _output([engine, "inspect", "--type", "image", "--format", "{{.Id}}", image])
-    for container in (_output([engine, "ps", "--all", "--quiet", "--no-trunc"]) or "").split():
-        source = _output([engine, "inspect", "--type", "container", "--format", "{{.Image}}", container])
-        if source is not None and source == identifier:
-            return True
-    return False
+    containers = (_output([engine, "ps", "--all", "--quiet", "--no-trunc"]) or "").split()
+    inspect = [engine, "inspect", "--type", "container", "--format", "{{.Image}}"]
+    images = (_output([*inspect, container]) or "" for container in containers)
+    return image.removeprefix("sha256:") in (name.removeprefix("sha256:") for name in images)
 
 
 def remove(engine: str, kind: str, name: str) -> None:
     """Removes a container (`ps`) or an image (`images`)."""
-    verb = "rm" if kind == "ps" else "rmi"
-    _output([engine, verb, "--force", name])
+    _output([engine, "rm" if kind == "ps" else "rmi", "--force", name])
 
 
 def _output(words: Sequence[str]) -> str | None:
-    """What the engine prints; None: it failed."""
+    """The engine's output; None: it failed."""
     ended = subprocess.run(
         words, env=client_env(), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )

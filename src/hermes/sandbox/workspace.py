@@ -39,12 +39,12 @@ class Workspace:
     fresh: bool
     """True if it was created here and is removed at the end."""
     shown_paths: tuple[str, ...] = ()
-    """What else of this machine an isolating sandbox shows, read-only and under the same name."""
+    """Further paths of this machine that an isolating sandbox shows, read-only and under the same name."""
     mounts: tuple[Mount, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment of every command, beside what the sandbox sets."""
     folder: Path | None = None
-    """What a fresh one is a part of: its size counts, and who made it gives it an owner and removes it."""
+    """The folder a fresh one is part of: its size counts; its maker gives it an owner and removes it."""
 
     @classmethod
     def existing(cls, path: Path) -> Workspace:

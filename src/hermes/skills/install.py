@@ -68,7 +68,7 @@ class SkillFinding:
     missing: tuple[str, ...]
     """Prerequisites this machine lacks."""
     trial: str | None = None
-    """What its trials say that one has to know."""
+    """Notes from its trials that a person has to know."""
 
     @property
     def state(self) -> str:

@@ -1,4 +1,4 @@
-"""What trials have shown of skills, and which skills the agent is offered by default.
+"""Keeps the results of skill trials, and decides which skills the agent is offered by default.
 
 A learned skill is offered once a trial of its present text has shown that it helps; other skills are the
 person's own choice and are always offered. A skill whose newest trial shows nothing, after one that did, has
@@ -62,7 +62,7 @@ def skills_in_use(home: Path, texts: Texts) -> Catalogue:
 
 
 def note(skill: Skill, trials: Mapping[str, Sequence[TrialResult]]) -> str | None:
-    """What the person has to know of the skill's trials; None: nothing."""
+    """A note about the skill's trials that the person has to know; None: there is none."""
     tried = trials.get(skill.name, ())
     if tried and tried[-1].verdict != HELPS and any(result.verdict == HELPS for result in tried):
         last = tried[-1]

@@ -27,7 +27,7 @@ LATEST_REWARD = (
     "(SELECT value FROM rewards w WHERE w.trajectory = t.seq AND w.source NOT LIKE 'reward-model:%'"
     " ORDER BY w.id DESC LIMIT 1)"
 )
-"""What a reward model thinks of a trajectory is an opinion about it, not its reward."""
+"""A reward model's score of a trajectory is an opinion about it, not its reward."""
 
 TOTALS = """
     count(*) FILTER (WHERE kind = 'model') AS turns,

@@ -11,7 +11,7 @@ from hermes.policies.rows import Method
 
 
 class TextOptions(Options):
-    """What only a search for texts takes."""
+    """Options that only a search for texts takes."""
 
     text: str | None = option(
         None,
@@ -35,7 +35,7 @@ class TextOptions(Options):
 
 
 class ImproveOptions(TextOptions, SignalOptions, ImproveSettings):
-    """What both kinds of improvement take, and when to start one."""
+    """Options of both kinds of improvement, and of when to start one."""
 
     watch: bool = option(False, "Wait for ratings, and improve whenever there are enough.")
     min_new: int = option(50, "New ratings that --watch waits for.", ge=1)

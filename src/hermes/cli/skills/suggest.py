@@ -16,7 +16,7 @@ _CHOICE = "[a]ccept, [e]dit or [r]efuse it; Enter leaves it for later: "
 
 
 async def suggest_skill(config: Config, trajectory_id: str) -> None:
-    """What goes wrong is a note on standard error: the chat itself has ended well."""
+    """A failure is reported on standard error and does not fail the chat, which has ended well."""
     try:
         with Reader(db_path(config.home)) as reader:
             trajectory = reader.get(trajectory_id)

@@ -41,7 +41,7 @@ def write_sft(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
 
 
 def write_prompt_completion(example: Example, calls: ToolCallStyle) -> Iterator[JSONObject]:
-    """What a row has to teach begins with its first answer that is the model's own."""
+    """The part of a row that is trained begins with the first answer that is the model's own."""
     for part in example.as_seen():
         steps = conversation_steps(part)
         start = next((index for index, step in enumerate(steps) if step.kind is StepKind.MODEL), None)

@@ -29,7 +29,7 @@ _COPY_BYTES = 1 << 20
 
 class PlacedLine(NamedTuple):
     place: int
-    """What `SessionFile.row` takes."""
+    """The arguments of `SessionFile.row`."""
     row: JSONObject
     size_bytes: int
 

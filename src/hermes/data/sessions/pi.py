@@ -46,7 +46,7 @@ class _Node:
     parent: int
     name: str
     kept_from: str | None = None
-    """Of a compaction: the first message that stands again behind its summary."""
+    """The first message that a compaction repeats behind its summary."""
     stop: str = ""
     has_child: bool = False
 

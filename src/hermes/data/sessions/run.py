@@ -20,7 +20,7 @@ _LOOKS_EVERY_S = 2.0
 
 
 class Survey(NamedTuple):
-    """What there is of one client."""
+    """The session files of one client on this machine."""
 
     agent: str
     files: int

@@ -41,7 +41,7 @@ MAX_TRAJECTORY_BYTES = 16 << 20
 _UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 _SETTLED_BYTES = 16 << 20
 _REST_MS = 600_000
-"""Of a session that has not changed for so long, an unfinished answer is all that there will be."""
+"""An unfinished answer in a session that has not changed for this long will not be finished."""
 
 
 class _Loaded(NamedTuple):

@@ -79,7 +79,7 @@ class OpenEnvConfig(HermesAgentEnvConfig):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What an episode is reset with."""
+    """A task: the arguments that reset an episode."""
 
     key: str
     prompt: str | None
@@ -95,7 +95,7 @@ class Episode:
     rewards: list[float | None] = field(default_factory=list)
     done: bool = False
     fault: str | None = None
-    """What the environment's code raised for the last step."""
+    """The error that the environment's code raised for the last step."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def step(self, action: JSONObject, bench: Workbench) -> str:

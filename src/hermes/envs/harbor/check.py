@@ -32,7 +32,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check has found of a task."""
+    """The findings of a check about one task."""
 
     task: str
     digest: str

@@ -67,7 +67,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What stands for base images and packages here."""
+    """The stand-ins for base images and packages on this machine."""
 
     path: str
     """The PATH of a sandbox."""

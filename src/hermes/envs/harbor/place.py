@@ -48,12 +48,12 @@ _TEST_PACKAGES = "/.test-packages"
 _AGENT_FILES = "/.agent"
 _ENSURE_PIP = "python3 -c 'import pip' 2> /dev/null || python3 -m ensurepip --user --default-pip"
 _FORMAT = 2
-"""Of a built root; a change builds them again."""
+"""The version of built roots; a change of it builds them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceOptions:
-    """What a person decides about places, beside the tasks' own files."""
+    """Settings of places that a person decides, and no file of a task."""
 
     network: Literal["none", "task"] = "none"
     """`none`: no sandbox has a network, whatever the task says; `task`: as the task says."""

@@ -40,7 +40,7 @@ class Healthcheck:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a task asks of the place where it runs."""
+    """The requirements that a task has of the place where it runs."""
 
     docker_image: str | None = None
     build_timeout_s: float = 600.0

@@ -49,9 +49,9 @@ class Task:
     file: TaskFile
     stages: tuple[Stage, ...]
     digest: str
-    """Of every file of the task: a result belongs to this content."""
+    """The hash of every file of the task: a result belongs to this content."""
     environment_digest: str
-    """Of what its image is built from."""
+    """The hash of the files that its image is built from."""
 
     @property
     def environment(self) -> Path:
@@ -163,7 +163,7 @@ def _digest(folder: Path) -> tuple[str, str]:
 
 
 def folder_digest(folder: Path) -> bytes:
-    """Of the names, modes and contents of its files."""
+    """Hashes the names, modes and contents of its files."""
     return _digest(folder)[0].encode() if folder.is_dir() else b""
 
 

@@ -137,7 +137,7 @@ class Trial:
         return reward
 
     def reward(self) -> RewardResult:
-        """Of the whole task, once no stage is left to play."""
+        """The reward of the whole task, once no stage is left to play."""
         return combine(self.rewards, len(self.task.stages), self.task.file.step_rewards)
 
     async def _collect(self, part: VerifierPart) -> None:

@@ -96,7 +96,7 @@ def _checked(tool: ActionTool) -> ActionTool:
 
 
 def observation_text(data: JSONObject) -> str:
-    """What the model reads. ToolError: an MCP tool has failed."""
+    """The text that the model reads. ToolError: an MCP tool has failed."""
     if "tool_name" in data and {"result", "error"} & set(data):
         if error := data.get("error"):
             raise ToolError(str(error.get("message", error)) if isinstance(error, dict) else str(error))

@@ -106,7 +106,7 @@ class ServedEpisode:
         return _observation(data, end)
 
     async def call(self, name: str, arguments: JSONObject) -> JSONObject:
-        """What the call led to. HermesError: the rollout failed."""
+        """The observation that follows the call. HermesError: the rollout failed."""
         self.steps += 1
         if name == ANSWER:
             reply = Message.assistant(str(arguments.get("answer", "")))
@@ -279,7 +279,7 @@ def _error(code: str, message: str) -> str:
 
 
 def application(server: EpisodeServer) -> Starlette:
-    """What a client asks of an OpenEnv server, but for plain HTTP episodes."""
+    """The routes of an OpenEnv server, without episodes over plain HTTP."""
 
     def fixed(data: JSON) -> Callable[[Request], JSONResponse]:
         return lambda request: JSONResponse(data)

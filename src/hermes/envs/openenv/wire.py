@@ -24,12 +24,12 @@ _CONNECT_S = 10.0
 _LONGEST_PAUSE_S = 2.0
 _MAX_ERRORS = 5
 UNIX = "unix://"
-"""Of the address of a server on a Unix socket, before its path."""
+"""The prefix of the address of a server on a Unix socket; the path follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an action led to."""
+    """The result of an action."""
 
     data: JSONObject
     reward: float | None
@@ -39,7 +39,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a server says of its environment."""
+    """A server's own description of its environment."""
 
     description: str
     actions: JSONObject

@@ -1,4 +1,4 @@
-"""What is kept of a program's rollout: its trajectories in the store, its training sequences, its counts."""
+"""The record of a program's rollout: its trajectories in the store, its training sequences, its counts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EndedProgram:
 
 @dataclass(frozen=True, slots=True)
 class RolloutCounts:
-    """What became of a rollout's model calls and tokens."""
+    """Counts of a rollout's model calls and tokens, by what became of them."""
 
     calls: int
     calls_to_others: int
@@ -80,7 +80,7 @@ class RolloutCounts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFacts:
-    """What the metadata of a rollout's trajectory says about its program."""
+    """Facts about the program of a rollout, kept in the metadata of its trajectory."""
 
     exit_code: int
     output: str

@@ -52,7 +52,7 @@ NEVER_CALLED = "it never called its model"
 
 @dataclass
 class ProgramHost:
-    """What all rollouts of an environment share. `open` before the first, `close` after the last."""
+    """Resources that all rollouts of an environment share: `open` before the first, `close` at the end."""
 
     home: Path
     others: OtherModels | None = None

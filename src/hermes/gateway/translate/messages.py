@@ -29,7 +29,7 @@ class MessagesTranslation(Translation):
         super().__init__(body, model)
         self._id = f"msg_{secrets.token_hex(12)}"
         self._index = -1
-        """Of the block that is being sent."""
+        """The index of the block that is being sent."""
 
     def fields(self) -> JSONObject:
         choice = as_object(self.body.get("tool_choice"))

@@ -1,4 +1,4 @@
-"""What a model call is in every protocol: a conversation, the tools on offer, an answer."""
+"""A model call in terms that every protocol shares: a conversation, the tools on offer, an answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Protocol(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the model was asked, without what is not shown to a model."""
+    """The request as the model sees it; fields that no model is shown are left out."""
 
     messages: tuple[Message, ...]
     tools: tuple[JSONObject, ...]

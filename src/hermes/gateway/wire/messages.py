@@ -106,7 +106,7 @@ def _assistant(blocks: list[JSONObject]) -> Message:
 
 
 def _calls(blocks: list[JSONObject]) -> tuple[ToolCall, ...]:
-    """Of a streamed block the text of the arguments as the model wrote it."""
+    """The calls of these blocks; arguments that were streamed keep the text that the model wrote."""
     return tuple(
         tool_call(
             as_text(block.get("id")),

@@ -51,7 +51,7 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the model is shown."""
+    """The prompt as the model is shown it."""
 
     ids: tuple[int, ...]
     rendered: Rendered
@@ -68,7 +68,7 @@ class _Answer:
     new_ids: tuple[int, ...]
     new_rendered: Rendered
     position: int
-    """Of the message in its conversation."""
+    """The index of the message in its conversation."""
     message: Message
     text: str
     """As it was sampled."""
@@ -99,7 +99,7 @@ class _Answer:
 
 @dataclass
 class EchoCounts:
-    """What became of the answers that were sent back; each answer counts once for each form."""
+    """Counts how the answers that were sent back compare; each answer counts once for each form."""
 
     counts: Counter[Echo] = field(default_factory=Counter)
     foreign: int = 0

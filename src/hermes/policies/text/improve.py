@@ -339,5 +339,5 @@ def guard_of(config: Config, tasks: Sequence[TextTask]) -> Guard:
 
 
 def error_rate_now(registry: PolicyRegistry, current: PolicyRecord, total: float) -> float:
-    """What is left of the error rate for the next candidate against this policy."""
+    """The error rate that is left for the next candidate against this policy."""
     return spent_error_rate(total, registry.attempts(current.id) + 1)

@@ -1,4 +1,4 @@
-"""What an improvement has paid for, on disk before it is used: scores by texts and task, and proposals.
+"""Keeps everything that an improvement has paid for, on disk before it is used: scores and proposals.
 
 A search is a function of its seed and of what it paid for. So one that was killed begins again, finds in the
 ledger what it had, and pays only for what was in flight. Totals count each entry when it is first used, so

@@ -60,7 +60,7 @@ class Proposer(Protocol):
 
 @dataclass(frozen=True)
 class Guard:
-    """What no proposal may hold."""
+    """Passages that no proposal may contain."""
 
     references: frozenset[tuple[str, ...]]
     redactor: Redactor

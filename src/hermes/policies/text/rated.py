@@ -22,11 +22,9 @@ _PEOPLE = (RaterSource.PERSON,)
 def rated_tasks(reader: Reader) -> Dataset:
     """UsageError if nobody rated an answer to a single question."""
     ratings = [rating for rating in reader.all_ratings() if rating.source in _PEOPLE]
-    rated_ids = dict.fromkeys(  # in the order in which they were first rated
-        rated_id for rating in ratings for rated_id in (rating.trajectory_id, rating.other_id) if rated_id
-    )
+    rated_ids = [rated_id for rating in ratings for rated_id in (rating.trajectory_id, rating.other_id)]
     liked_answers: dict[str, str | None] = {}
-    for trajectory_id in rated_ids:
+    for trajectory_id in filter(None, dict.fromkeys(rated_ids)):  # by their first rating
         trajectory = reader.get(trajectory_id)
         questions = [message.content for message in trajectory.messages if message.role is Role.USER]
         if len(questions) == 1:

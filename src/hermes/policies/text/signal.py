@@ -19,13 +19,13 @@ class TextTask:
     key: str
     prompt: str
     reference: str = ""
-    """What a right answer says, as far as the task tells; no text may contain it."""
+    """The right answer, where the task states it; no text may contain it."""
     held_out: bool | None = None
     """Whether the signal itself holds the task out for the decision; None: the split says."""
 
 
 def as_reference(expected: JSON) -> str:
-    """What a row of tasks says is right, as text."""
+    """The expected answer of a row of tasks, as text."""
     return "" if expected is None else expected if isinstance(expected, str) else str(expected)
 
 

@@ -32,7 +32,7 @@ class Side:
     tokens: float
     """Mean of a task."""
     cost_usd: float | None
-    """Of all tasks; None: a price is unknown."""
+    """The cost of all tasks; None: a price is unknown."""
 
     @classmethod
     def of(cls, scores: Sequence[TaskScore]) -> Side:

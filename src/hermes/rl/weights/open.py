@@ -57,7 +57,7 @@ class NamedPolicy:
     toolsets: tuple[str, ...] | None = None
     """Those that it was trained with; None: not known."""
     texts: Texts = field(default_factory=dict)
-    """What stands around the model: its system prompt, say."""
+    """Texts around the model, such as its system prompt."""
     provider: bool = False
     """The base model answers at a configured provider, and the policy is texts alone."""
     service_run: RlRun | None = None

@@ -77,7 +77,7 @@ def sample_grid(attempts: Sequence[TaskAttempt]) -> list[tuple[str, list[TaskAtt
 
 
 def _tools(run_id: str) -> str:
-    """What run.json says the run was offered."""
+    """The tools that the run was offered, by its run.json."""
     if run_id not in _batch_folders():
         return ""
     try:

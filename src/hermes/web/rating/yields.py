@@ -43,7 +43,7 @@ class RatingYield:
     agreement: AgreementReport | None = None
     """None: nothing is rated."""
     needed: RatingsNeeded | None = None
-    """What `hermes improve` needs besides; None: nothing is rated."""
+    """The ratings that `hermes improve` still needs; None: nothing is rated."""
     current: bool = True
     """False: ratings were added since."""
 

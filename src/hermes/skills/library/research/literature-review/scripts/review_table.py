@@ -132,7 +132,7 @@ def _mentions(row: Record, words: Sequence[str]) -> bool:
 
 
 def cited(path: Path, drafts: Sequence[Path]) -> tuple[str, bool]:
-    """What a draft cites compared with the record; whether all that is cited was included."""
+    """Compares the citations of a draft with the record; whether all that is cited was included."""
     rows = read_record(path)
     text = "\n".join(draft.read_text(encoding="utf-8") for draft in drafts if draft.suffix != ".bib")
     keys = {key.strip() for group in CITATION.findall(text) for key in "".join(group).split(",")}

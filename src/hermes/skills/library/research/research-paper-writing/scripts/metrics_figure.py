@@ -209,7 +209,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def summary(curves: Sequence[Curve], metric: str, window: int) -> str:
-    """What a caption has to say, and the numbers that the text may quote."""
+    """The facts of a caption, and the numbers that the text may quote."""
     lines = []
     for item in curves:
         step, mean, half = item.points[-1]
