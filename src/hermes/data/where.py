@@ -13,7 +13,7 @@ from hermes.errors import UsageError
 from hermes.store.browse.columns import SqlCondition, sql_condition
 
 WITHOUT_TRAINING = f"source!={Source.ENV.value}"
-"""What lists and queues show by default: a training run records more rollouts than a person ever reads."""
+"""The default of lists and queues: a training run records more rollouts than a person ever reads."""
 _SHAPE = re.compile(r"\s*([a-z_]+(?:\.[^\s<>=!~]+)?)\s*(<=|>=|!=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
