@@ -50,7 +50,7 @@ def trajectories() -> None:
 def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool) -> None:
     """List trajectories, newest first.
 
-    Without a filter, rollouts of training are left out; --source env lists them.
+    Without a filter the table leaves rollouts of training out; --source env lists them, --json lists all.
     """
     from hermes.cli.render import summary_table
     from hermes.core import Source
@@ -58,12 +58,13 @@ def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool)
 
     conditions = filters.build()
     training = Source.ENV.value
-    if not filters.model_fields_set:
+    is_default = not (filters.model_fields_set or as_json)
+    if is_default:
         conditions = Filter(other_than_source=training)
     with _reader() as reader:
         rows = reader.summaries(conditions, limit=limit, before=reader.resolve(before) if before else None)
         total = reader.count(conditions)
-        left_out = 0 if filters.model_fields_set else reader.count(Filter(source=training))
+        left_out = reader.count(Filter(source=training)) if is_default else 0
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], ensure_ascii=False))
     elif rows:
@@ -78,7 +79,7 @@ def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool)
         )
     if left_out:
         noun = "rollout" if left_out == 1 else "rollouts"
-        click.echo(f"left out: {left_out} {noun} of training; --source env lists them", err=as_json)
+        click.echo(f"left out: {left_out} {noun} of training; --source env lists them")
 
 
 @trajectories.command()
