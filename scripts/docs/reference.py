@@ -119,7 +119,7 @@ def tools() -> Iterator[str]:
     from hermes.tools.toolsets import TOOLSETS
 
     yield "# Tools\n"
-    yield "The agent can call these tools, listed by toolset. `hermes tools` says which are available on this machine.\n"
+    yield "The agent can call these tools. `hermes tools` says which are available on this machine.\n"
     for toolset in registry.toolset_names():
         yield f"## {toolset}\n"
         if toolset in TOOLSETS:  # a higher package registers its own, without a description

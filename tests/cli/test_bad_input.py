@@ -125,6 +125,8 @@ TABLE = [
     ("rate list nothing", 2, "'nothing' matches no trajectory", "hermes trajectories list"),
     ("rate undo nothing", 2, "there is no rating", "hermes rate list"),
     ("rl config", 2, "no environment is selected", "hermes rl config --env NAME"),
+    ("engine serve --model hermes/smolm2", 2, "no bundled model 'hermes/smolm2'", "hermes/smollm2"),
+    ("rl start --env calculator --model hermes/smolm2", 2, "no bundled model", "hermes/smollm2"),
     ("rl start", 2, "no environment is selected", "hermes rl config --env NAME"),
     ("rl start --config missing.yaml", 2, "File 'missing.yaml' does not exist", "hermes rl start --help"),
     ("rl status nothing", 2, "there is no run 'nothing'", "hermes rl status --all"),

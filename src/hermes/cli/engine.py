@@ -103,7 +103,7 @@ class FleetServeOptions(Options):
     servers: tuple[str, ...] = option(
         ..., "A vLLM or SGLang server; repeatable.", "--base-url", metavar="URL"
     )
-    dialect: Literal["vllm", "sglang"] = option("vllm", "What the servers are.", "--type")
+    dialect: Literal["vllm", "sglang"] = option("vllm", "Kind of the servers.", "--type")
     folder: Path = option(
         ..., "Where adapters are written; the servers read it under the same path.", path="folder"
     )
@@ -197,7 +197,7 @@ def _print_table(data: Any, header: tuple[str, ...], rows: Sequence[tuple[str, .
 
 @engine.command("import")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", help="What the engine calls it; default: the folder's name.")
+@click.option("--name", help="Name of the adapter in the engine; default: the folder's name.")
 @_url_option
 @json_option
 @stored_variables
@@ -297,6 +297,7 @@ def _rate(per_s: float) -> str:
 def _find_model(name: str) -> tuple[str, tuple[str, ...]]:
     """The folder or hub name of the weights, and the names under which clients may request them."""
     from hermes.config.paths import home
+    from hermes.config.providers import check_bundled
     from hermes.errors import UsageError
     from hermes.models.local import bundled
 
@@ -309,4 +310,5 @@ def _find_model(name: str) -> tuple[str, tuple[str, ...]]:
         return folder, (folder,)
     if name.startswith(("/", ".", "~")):
         raise UsageError(f"there is no folder '{name}'", "give a folder with a model, or a hub name")
+    check_bundled(name)
     return name, (name,)

@@ -36,11 +36,10 @@ def env() -> None:
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def list_(folders: tuple[Path, ...], as_json: bool) -> None:
-    """List the environments.
+    """List the environments, without importing them.
 
-    Built-in ones, those in ~/.hermes/environments, of rl.environments, and in FOLDERS.
-
-    Nothing is imported.
+    The list has those that come with Hermes, and those in ~/.hermes/environments, rl.environments and
+    FOLDERS.
     """
     from hermes.cli.tables import print_table
     from hermes.config.paths import home
@@ -103,7 +102,8 @@ def check(
 ) -> None:
     """Check an environment without a model.
 
-    Whether it runs, and whether its reward is sound. `check harbor FOLDER` checks Harbor tasks.
+    It tests that the environment runs and that its reward is sound. `check harbor FOLDER` checks
+    Harbor tasks.
 
     SETTINGS are the environment's, such as --env.seed 3. Exits with 1 if a check fails.
     """
@@ -181,7 +181,7 @@ def debug(
 ) -> None:
     """Play one task and show what training sees.
 
-    Prompt, steps, tool calls, the parts of the reward, tokens with their loss mask.
+    It prints prompt, steps, tool calls, the parts of the reward, and tokens with their loss mask.
 
     SETTINGS are the environment's; --openai.base_url URL lets a model play, `local` one in this process.
     """
@@ -361,7 +361,8 @@ def openenv(
     """Serve an environment as an OpenEnv server.
 
     A client, such as TRL's trainer, plays the model: it resets episodes and calls the tools of the
-    environment, and submit_answer, until an observation has the reward. On this machine only, for its user.
+    environment, and submit_answer, until an observation has the reward. It answers
+    only its user, on this machine.
 
     SETTINGS are the environment's, such as --env.seed 3.
     """
@@ -382,7 +383,7 @@ def openenv(
 def clean(as_json: bool) -> None:
     """Remove what trials of Harbor tasks have built.
 
-    The roots and images of tasks, which are built again when needed, and what killed trials have left.
+    It removes the roots and images of tasks, which are built again when needed, and what killed trials left.
     """
     from hermes.cli.harbor import clean_harbor
 
@@ -391,7 +392,7 @@ def clean(as_json: bool) -> None:
 
 @env.group()
 def verifiers() -> None:
-    """The interpreter that runs environments of the package verifiers."""
+    """Install the interpreter that runs environments of the package verifiers."""
 
 
 @verifiers.command("install")

@@ -56,10 +56,10 @@ def quickstart(
     """Watch a model learn to use a tool, in about five minutes on two CPU cores. No key, no network.
 
     The bundled model tries sums with examples before it; the right ones warm it up; then a run of `hermes rl`
-    improves it by reward alone. Ends with its success on held-out sums, the curve of the reward, and two
+    improves it by reward alone. It ends with its success on held-out sums, the curve of the reward, and two
     things to do next. Progress goes to standard error with --json.
 
-    `hermes quickstart feedback` is the second act: the model answers, a stated rule rates as a person would
+    `hermes quickstart feedback` is the second part: the model answers, a stated rule rates as a person would
     (short, polite answers with the figure first), and DPO learns from the ratings.
     """
     import json

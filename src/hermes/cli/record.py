@@ -223,8 +223,8 @@ def _summary(settled: Settled) -> str:
 def serve(options: ServeOptions) -> None:
     """Serve the gateway until interrupted, for clients that are pointed at it.
 
-    OpenAI Chat Completions, OpenAI Responses and Anthropic Messages, with and without /v1. A path that
-    begins with /r/NAME makes the calls below it one recording. On any address but loopback
+    It speaks OpenAI Chat Completions, OpenAI Responses and Anthropic Messages, with and without /v1. A path
+    that begins with /r/NAME makes the calls below it one recording. On any address but loopback
     HERMES_RECORD_TOKEN must hold a token, which clients send as their API key, and the provider's key is
     the configured one. On loopback only connections of the user who started it are answered.
     """

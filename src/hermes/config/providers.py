@@ -114,9 +114,8 @@ def resolve_model(
         raise _unknown_provider(model, provider, list(providers))
     if not name:
         raise UsageError(f"the model '{model}' has no name after the slash", f"write {provider}/NAME")
-    if provider == BUNDLED_PROVIDER and providers[provider].base_url == LOCAL and name not in BUNDLED_MODELS:
-        names = ", ".join(f"{BUNDLED_PROVIDER}/{bundled}" for bundled in BUNDLED_MODELS)
-        raise UsageError(f"there is no bundled model '{model}'", f"bundled: {names}")
+    if providers[provider].base_url == LOCAL:
+        check_bundled(model)
     profile = providers[provider]
     key = _key(profile, environ)
     if key is None and needs_key(provider, profile):
@@ -125,6 +124,14 @@ def resolve_model(
             f"hermes config set {profile.key_env} (asks for it), or set it in the environment",
         )
     return ModelTarget(provider, name, profile.base_url, profile.key_env, key, profile)
+
+
+def check_bundled(model: str) -> None:
+    """UsageError for a name like those of bundled models that none has; it would be looked for on the hub."""
+    provider, _, name = model.partition("/")
+    if provider == BUNDLED_PROVIDER and name not in BUNDLED_MODELS:
+        names = ", ".join(f"{BUNDLED_PROVIDER}/{bundled}" for bundled in BUNDLED_MODELS)
+        raise UsageError(f"there is no bundled model '{model}'", f"bundled: {names}")
 
 
 def needs_key(provider: str, profile: ProviderSettings) -> bool:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hermes.config.providers import check_bundled
 from hermes.config.settings import MANAGED
 from hermes.rl.service import KEY_VARIABLES, needs_key, service_of
 
@@ -28,8 +29,13 @@ class MissingRequirement(NamedTuple):
 
 
 def missing_requirement(config: Config, model: str) -> MissingRequirement | None:
-    """The requirement of this model that this machine lacks; None: nothing."""
+    """The requirement of this model that this machine lacks; None: nothing.
+
+    UsageError: an engine here would have to load a bundled model that there is not.
+    """
     settings = config.settings.rl
+    if service_of(settings, config.environ) is None and not Path(model).is_dir():
+        check_bundled(model)
     return missing_packages(settings, config.environ) or missing_gpu(settings, config.environ, model)
 
 

@@ -50,7 +50,7 @@ def batch(ctx: click.Context, /, options: BatchOptions, as_json: bool) -> None:
 def status(options: RunFolder, run_name: str | None, as_json: bool) -> None:
     """Show how a run stands, or list all runs.
 
-    Progress, time left, cost, mean reward, and failures by cause with one message each.
+    It shows progress, time left, cost, mean reward, and failures by cause with one message each.
 
     \b
     hermes batch status first

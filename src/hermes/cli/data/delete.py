@@ -53,10 +53,10 @@ def delete(
 ) -> None:
     """Delete trajectories for good.
 
-    Those named, or those that a filter selects.
+    Name them, or select them by a filter.
 
-    What nothing else refers to goes too: messages, tool schemas, token ids, ratings, rewards. Exported files,
-    batch folders and backups are not touched; they are named, so that you can delete them.
+    Whatever nothing else refers to is deleted too: messages, tool schemas, token ids, ratings, rewards.
+    Exported files, batch folders and backups are not touched; they are named, so that you can delete them.
 
     \b
     hermes trajectories delete 01M7M0MZ

@@ -98,7 +98,7 @@ class ExportOptions(RatingFields, PairFields):
 def export(options: ExportOptions, filters: FilterOptions, as_json: bool) -> None:
     """Write trajectories as training data.
 
-    Only completed ones, unless --all. Rows that are left out are counted with the reason and listed beside
+    Only completed ones are written, unless --all. Rows left out are counted with the reason and listed beside
     the data, with a manifest: counts, filters, what was redacted, hashes.
     """
     from hermes.config.load import load

@@ -93,7 +93,7 @@ def list_(filters: FilterOptions, limit: int, before: str | None, as_json: bool)
 def show(trajectory: str, second: str | None, raw: bool, compressed: bool, as_json: bool) -> None:
     """Show one trajectory step by step.
 
-    With OTHER: where the two first differ, and how.
+    With OTHER it shows where the two first differ, and how.
     """
     if second is not None:
         _print_difference(trajectory, second, as_json)
@@ -180,7 +180,7 @@ def _print_difference(left: str, right: str, as_json: bool) -> None:
 def redact(filters: FilterOptions, check: bool, as_json: bool) -> None:
     """Show what an export would redact.
 
-    Known secrets, and values that look like one.
+    It finds known secrets, and values that look like one.
 
     The record itself is never changed. Findings are shown with their context, not the secret.
     """

@@ -99,7 +99,7 @@ def show(name: str, text: str | None, as_json: bool) -> None:
 def compare(before: str, after: str, as_json: bool) -> None:
     """Show what differs between two policies: weights, and texts as a diff.
 
-    Which one is better is for tasks to say: `hermes bench --model policy:NAME`.
+    To measure which one is better: `hermes bench --model policy:NAME`.
     """
     import json
     from textwrap import indent

@@ -35,7 +35,7 @@ def rate() -> None:
     hermes rate A --over B --strength 2         A is clearly better than B
     hermes rate A tie --over B                  equal; both-bad: neither is acceptable
 
-    Ratings are appended; of one rater's the newest counts. `hermes rate undo ID` takes one back.
+    Ratings are appended; the newest of each rater counts. `hermes rate undo ID` takes one back.
     """
 
 
@@ -85,7 +85,7 @@ def list_(trajectory: str | None, everything: bool, as_json: bool) -> None:
 def stats(queue: str | None, named_queue: str | None, as_json: bool) -> None:
     """Show how far raters agree, in all or in the ratings of QUEUE.
 
-    Alpha, kappa, position bias, repeats, seconds an item, and training rows.
+    It prints alpha, kappa, position bias, repeats, seconds an item, and training rows.
     """
     from hermes.cli.rating.record import print_stats
 

@@ -148,7 +148,7 @@ def _test_models(options: PreflightOptions, as_json: bool) -> None:
 def preflight(options: PreflightOptions, as_json: bool) -> None:
     """Sample for a minute and predict whether a run will learn.
 
-    With --model: whether other models solve the environment's tasks.
+    With --model it tells whether other models solve the environment's tasks.
 
     \b
     hermes rl preflight --env calculator
@@ -185,7 +185,7 @@ def preflight(options: PreflightOptions, as_json: bool) -> None:
 def doctor(run_id: str | None, rules: tuple[str, ...], as_json: bool) -> None:
     """Diagnose why a run does not learn. Without RUN: the newest one.
 
-    Named causes with their evidence, and where the metrics broke alert rules.
+    It names causes with their evidence, and says where the metrics broke alert rules.
 
     Rules are the setting rl.alerts; a trainer prints an alert when it begins.
 

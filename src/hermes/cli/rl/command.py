@@ -318,9 +318,9 @@ def stop(run_id: str, now: bool, as_json: bool) -> None:
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...")
 @json_option
 def results(run_ids: tuple[str, ...], as_json: bool) -> None:
-    """Final metrics, their history, and where the weights are. Without RUN: of the newest run.
+    """Show final metrics, their history, and where the weights are. Without RUN: of the newest run.
 
-    Of several runs: the fields of their configurations that differ.
+    With several runs it shows the fields of their configurations that differ.
     """
     from hermes.rl.render import results_text
     from hermes.rl.results import results as read

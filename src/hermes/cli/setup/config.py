@@ -106,7 +106,7 @@ def config() -> None:
 def show(key: str | None, as_json: bool) -> None:
     """List every setting with its value and origin, or show the value of KEY.
 
-    For a variable, only whether it is set. `hermes config show paths` has the directories and files.
+    Of a variable it tells only whether it is set. `hermes config show paths` has the directories and files.
     """
     from hermes.cli.tables import print_table
     from hermes.config.load import load

@@ -161,7 +161,7 @@ def _echo(text: str, *, err: bool = False) -> None:
 def learn(reference: str, name: str | None, out: Path | None, as_json: bool) -> None:
     """Draft a skill from work that went well, for you to edit.
 
-    Of a run the best trajectory is taken. The draft goes to DIR/NAME/SKILL.md (default: the current
+    It takes the best trajectory of a run. The draft goes to DIR/NAME/SKILL.md (default: the current
     folder); it is not installed. Edit it, then: hermes skills install DIR/NAME
     """
     from hermes.config.load import load

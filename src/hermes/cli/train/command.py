@@ -90,7 +90,7 @@ def kto(options: KtoOptions, filters: FilterOptions, as_json: bool) -> None:
 def reward(options: RewardOptions, filters: FilterOptions, as_json: bool) -> None:
     """Train a reward model.
 
-    On pairs or ratings in FILES, or on stored verdicts.
+    It learns from pairs or ratings in FILES, or from stored verdicts.
     """
     from hermes.cli.train.run import run_reward
 
@@ -126,7 +126,7 @@ def ppo(options: PpoOptions, as_json: bool) -> None:
 def rlhf(options: RlhfOptions, filters: FilterOptions, as_json: bool) -> None:
     """Train with PPO against a reward model.
 
-    Answers to prompts, with a KL penalty towards the reference.
+    The policy answers prompts, with a KL penalty towards the reference.
 
     Starts the trajectory API, the reward model and the environments, and stops them at the end. The baseline
     of an answer is the mean of the answers to its prompt, or a critic (--critic).

@@ -43,7 +43,7 @@ def reward() -> None:
 def serve(name: str, host: str, port: int, base_url: str | None) -> None:
     """Score conversations over HTTP.
 
-    POST /pooling, as the `preference` environment asks.
+    It answers POST /pooling, as the `preference` environment asks.
     """
     from hermes.cli.terminal.interrupted import report_stop
     from hermes.config.load import load
