@@ -24,7 +24,10 @@ _OUTSIDE = re.compile(r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"(https
 QUESTIONS = {
     "how do I delete a conversation": "howto/questions",
     "talk to what I trained": "howto/questions",
+    "use my trained weights": "howto/questions",
     "use claude": "howto/providers",
+    "claude": "howto/providers",
+    "add my own tool": "howto/questions",
     "add a tool of my own": "howto/own-tool",
     "own vllm endpoint": "howto/own-endpoint",
     "ollama": "howto/own-endpoint",
