@@ -16,6 +16,8 @@ def test_everything_that_b0bc33a_wrote_is_read_as_it_read_it_itself(tmp_path: Pa
     former = json.loads((HERE / "b0bc33a.json").read_text())
     present = json.loads(json.dumps(read_everything(unpack(tmp_path))))
     former_weights, present_weights = former.pop("checkpoints"), present.pop("checkpoints")
+    former_columns, present_columns = (set(facts["batch"].pop("columns")) for facts in (former, present))
+    assert former_columns <= present_columns, "a column of a batch's rows is gone"
     for kind in former:
         assert present[kind] == former[kind], kind
     for step, logprobs in former_weights["logprobs"].items():
