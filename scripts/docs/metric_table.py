@@ -66,6 +66,16 @@ RL = (
     MetricMeaning("data/sequence_tokens", "The mean length of a sequence, in tokens."),
     MetricMeaning("data/too_long", "Sequences that were left out because they are longer than the limit."),
     MetricMeaning("data/refused", "Sequences that were left out because they cannot be trained on."),
+    MetricMeaning(
+        "sequences/branches",
+        "Sequences beyond the first of a rollout (compaction, edits, forks, sub-agents), mean over rollouts.",
+    ),
+    MetricMeaning("tokens/dropped", "Sampled tokens of the batch that are not trained on, for any reason."),
+    MetricMeaning(
+        "tokens/dropped/REASON",
+        "The same by reason: `side` (calls beside the task), `forced` (another distribution was asked for), "
+        "`stale`, `too_long`, `foreign` (weights of another run).",
+    ),
     MetricMeaning("data/lease_id", "The batch's number at the trajectory API."),
     MetricMeaning("advantages/mean", "The mean advantage of the trained tokens."),
     MetricMeaning("advantages/std", "The standard deviation of the advantages of the trained tokens."),
@@ -186,6 +196,9 @@ ENVIRONMENT = (
     MetricMeaning("train/turns", "Model calls per rollout."),
     MetricMeaning("train/tool_errors", "Failed tool calls per rollout."),
     MetricMeaning("train/forbidden_paths", "Forbidden paths that the tool calls of a rollout name."),
+    MetricMeaning(
+        "program/COUNT", "A count of a program's rollouts (`calls`, `answers_edited`, `tokens_side` …), mean."
+    ),
     MetricMeaning("train/dropped/REASON", "Rollouts that were not sent to the trainer, by reason."),
     MetricMeaning("train/rollouts", "A table of rollouts with their scores."),
     MetricMeaning("train/items_sent_to_api", "Groups that were sent to the trajectory API."),

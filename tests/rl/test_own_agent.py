@@ -59,6 +59,25 @@ def test_a_mistake_is_named_before_the_policy_is_started(home_with: MakeHome, fo
         assert sentence in failure(hermes(home, "rl", "check", *words, cwd=folder), 2)[0]
 
 
+def test_a_program_that_fails_is_named_after_one_rollout(home_with: MakeHome, folder: Path) -> None:
+    home = home_with(max_token_length=16)
+    silent = ("--agent", f"{AGENT} --act silent {{prompt}}", *WORDS[2:])
+    assert failure(hermes(home, "rl", "check", *silent, cwd=folder), 1)[0] == (
+        "the rollout has no reward: a group failed (program): it never called its model; "
+        "the program ended with exit code 0: it printed nothing"
+    )
+
+
+def test_preflight_shows_three_rollouts_of_a_program(home_with: MakeHome, folder: Path) -> None:
+    home = home_with(max_token_length=16)
+    program = answer(home, "rl", "preflight", *WORDS, cwd=folder)["program"]
+    assert program["calls"] == [1, 1, 1] and len(program["seconds"]) == 3
+    assert program["rewards_differ"] is (len(set(program["rewards"])) > 1)
+    assert 0 < program["first_prompt_tokens"] < program["longest_tokens"] <= program["context_tokens"] == 512
+    text = hermes(home, "rl", "preflight", cwd=folder).stdout
+    assert "program: 3 rollouts of 1 model calls" in text and "of a context of 512; rewards" in text
+
+
 @pytest.mark.timeout(600)
 def test_a_run_trains_inside_a_program(home_with: MakeHome, folder: Path) -> None:
     home = home_with(total_steps=2)
@@ -66,14 +85,16 @@ def test_a_run_trains_inside_a_program(home_with: MakeHome, folder: Path) -> Non
     flags = [word for edit in edits for word in ("--set", edit)]
     run = find_run(home, answer(home, "rl", "start", *WORDS, *flags, cwd=folder)["run_id"])
     assert how_it_ended(run) == "completed: None"
-    assert [row["step"] for row in read_metrics(run.metrics_path)] == [1, 2]
+    rows = list(read_metrics(run.metrics_path))
+    assert [row["step"] for row in rows] == [1, 2]
+    assert [(row["sequences/branches"], row["tokens/dropped"]) for row in rows] == [(0, 0)] * 2
     with Reader(db_path(home)) as reader:
         facts = [reader.get(row.id).header.metadata for row in reader.summaries(limit=100)]
     assert len(facts) >= 16 and {fact["agent"] for fact in facts} == {"agent.py"}
 
 
 def test_the_verdict_sees_other_logprobs_and_nothing_to_train() -> None:
-    counts = RolloutCounts(1, 0, 1, 20, 20, 0, 0, 0, 0, 0, 0)
+    counts = RolloutCounts(1, 0, 1, 0, 0, 20, 20, 0, 0, 0, 0, 0, 0)
     stated = [-1.0 - 0.1 * index for index in range(20)]
     exact = CheckedSequence(stated, [LogprobBounds(value, value) for value in stated])
     other = CheckedSequence(stated, [LogprobBounds(value - 1.5, value - 1.5) for value in stated])

@@ -16,6 +16,7 @@ from hermes.sandbox import open_sandbox
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.supervisor import Launch, SandboxSupervisor
 from tests.sandbox.conftest import BACKENDS, Marker, need
+from tests.waiting import wait_until
 
 HERMES = """
 import asyncio, sys
@@ -63,18 +64,30 @@ def test_a_daemon_does_outlive_a_plain_time_out(marker: Marker) -> None:
     os.kill(survivor, 9)
 
 
-def keeper_of(pid: int) -> int:
-    """The one child of the process that is a keeper."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    keepers = [int(child) for child in children if b"keeper" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    assert len(keepers) == 1
-    return keepers[0]
+def children_of(pid: int) -> set[int]:
+    """Those that run our keeper: of this process its server, of the server the keepers."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = {int(child) for task in tasks for child in task.read_text().split()}
+    return {child for child in children if b"'keeper'" in Path(f"/proc/{child}/cmdline").read_bytes()}
+
+
+def keepers() -> set[int]:
+    return {keeper for server in children_of(os.getpid()) for keeper in children_of(server)}
+
+
+async def opened_local() -> tuple[Sandbox, int]:
+    """A sandbox, and its keeper."""
+    before = keepers()
+    sandbox = await open_sandbox(SandboxSettings(backend="local"), interactive=False)
+    await sandbox.run("true")
+    (keeper,) = keepers() - before
+    return sandbox, keeper
 
 
 async def test_when_the_keeper_is_killed_its_commands_end_and_no_more_start(marker: Marker) -> None:
-    sandbox = await open_sandbox(SandboxSettings(backend="local"), interactive=False)
+    sandbox, keeper = await opened_local()
     process = await sandbox.start(f"sleep {marker.seconds} & sleep {marker.seconds}")
-    os.kill(keeper_of(os.getpid()), signal.SIGKILL)
+    os.kill(keeper, signal.SIGKILL)
     with pytest.raises(SandboxError, match="ended"):
         while True:
             await sandbox.run("true")
@@ -83,15 +96,60 @@ async def test_when_the_keeper_is_killed_its_commands_end_and_no_more_start(mark
     marker.wait_running(0)
 
 
-async def test_signals_from_the_terminal_do_not_reach_the_commands(local: Sandbox, marker: Marker) -> None:
+async def test_signals_from_the_terminal_do_not_reach_the_commands(marker: Marker) -> None:
+    local, keeper = await opened_local()
     process = await local.start(f"sleep {marker.seconds}")
     marker.wait_running(1)
     (pid,) = marker.running()
     assert os.getpgid(pid) != os.getpgid(0)
-    assert os.getsid(pid) not in (os.getsid(0), os.getsid(keeper_of(os.getpid())))
-    os.kill(keeper_of(os.getpid()), signal.SIGINT)
+    assert os.getsid(pid) not in (os.getsid(0), os.getsid(keeper))
+    for process_id in (keeper, *children_of(os.getpid())):
+        os.kill(process_id, signal.SIGINT)
     assert (await local.run("echo fine")).output == "fine\n"
     await process.kill()
+    await local.close()
+
+
+async def test_sandboxes_share_one_server_and_its_end_is_no_end_of_theirs() -> None:
+    first, _ = await opened_local()
+    second, _ = await opened_local()
+    (server,) = children_of(os.getpid())
+    os.kill(server, signal.SIGKILL)
+    for sandbox in (first, second):
+        assert (await sandbox.run("echo fine")).output == "fine\n"
+        await sandbox.close()
+    third, _ = await opened_local()
+    assert (await third.run("echo fine")).output == "fine\n"
+    await third.close()
+    assert children_of(os.getpid()) - {server}, "another one has been started"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_sandbox_that_is_closed_leaves_no_process(backend: str) -> None:
+    need(backend)
+    before = keepers()
+    sandbox = await open_sandbox(SandboxSettings(backend=backend), interactive=False)
+    await sandbox.run("true")
+    assert keepers() - before
+    await sandbox.close()
+    wait_until(lambda: keepers() <= before)
+
+
+async def test_the_keeper_of_a_sandbox_has_its_user_and_no_rights(bubblewrap: Sandbox) -> None:
+    before = keepers()
+    await bubblewrap.run("true")
+    (keeper,) = keepers() - before
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{keeper}/status").read_text().splitlines())
+    assert {name: int(status[name], 16) for name in ("CapPrm", "CapEff", "CapInh", "CapAmb")} == {
+        "CapPrm": 0,
+        "CapEff": 0,
+        "CapInh": 0,
+        "CapAmb": 0,
+    }
+    assert status["NoNewPrivs"] == "1" and 0 not in map(int, status["Uid"].split())
+    for name in ("user", "mnt", "net", "ipc", "uts"):
+        ours, theirs = (Path(f"/proc/{pid}/ns/{name}").readlink() for pid in (os.getpid(), keeper))
+        assert ours != theirs, name
 
 
 async def test_a_keeper_that_cannot_start_says_why() -> None:
@@ -127,9 +185,10 @@ async def test_limits_are_set_for_the_command_and_everything_below_it() -> None:
 
 
 async def test_a_limit_that_is_stricter_already_stays() -> None:
-    supervisor = await SandboxSupervisor.open(["/bin/sh", "-c", 'ulimit -f 10; exec "$@"', "sh"])
+    supervisor = await SandboxSupervisor.open()
     try:
-        launch = Launch(["/bin/sh", "-c", "ulimit -f"], "x", "/", {}, [("RLIMIT_FSIZE", 1 << 30, 1 << 30)])
+        limits = [("RLIMIT_FSIZE", size, size) for size in (5120, 1 << 30)]
+        launch = Launch(["/bin/sh", "-c", "ulimit -f"], "x", "/", {}, limits)
         assert (await supervisor.run(launch, timeout_s=10)).capture.text() == "10\n"
     finally:
         await supervisor.close()

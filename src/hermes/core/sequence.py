@@ -30,6 +30,8 @@ ENVIRONMENT = "environment"
 """The key of the environment's name among the overrides of a group."""
 _PART = "reward/"
 """The prefix of a reward's parts among the overrides."""
+_DROPPED = "dropped_tokens/"
+"""The prefix of the reasons of dropped tokens among the overrides."""
 _STEP = re.compile(r"step-(\d+)")
 """The training step in the name of sampler weights; `TrainingSession.publish` names them so."""
 
@@ -54,6 +56,8 @@ class RolloutInfo:
     """Named signals behind the score."""
     not_trainable: str | None = None
     """Why its tokens are not exact; None: they are."""
+    dropped_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Reason → sampled tokens of the rollout that its environment left out of every sequence."""
     true_reward: float | None = None
     """The measure behind the score, where the environment has one: it is reported, never trained on."""
 
@@ -182,6 +186,7 @@ def _overrides(sequence: TrainSequence, part: int, parts: int) -> JSONObject:
     if rollout.forbidden_paths is not None:
         overrides["forbidden_paths"] = rollout.forbidden_paths
     overrides |= {f"{_PART}{name}": value for name, value in rollout.parts.items()}
+    overrides |= {f"{_DROPPED}{reason}": count for reason, count in rollout.dropped_tokens.items() if count}
     if rollout.not_trainable is not None:
         overrides["not_trainable"] = rollout.not_trainable
     if rollout.true_reward is not None:
@@ -271,12 +276,17 @@ def _rollout(group: JSONObject, index: int, overrides: JSONObject) -> RolloutInf
         tool_errors=int(overrides.get("tool_errors") or 0),
         forbidden_paths=None if forbidden is None else int(forbidden),
         true_reward=_number(overrides.get("true_reward")),
-        parts={
-            name.removeprefix(_PART): float(value)
-            for name, value in overrides.items()
-            if name.startswith(_PART) and isinstance(value, int | float)
-        },
+        parts=_numbers_with(_PART, overrides),
+        dropped_tokens={reason: int(count) for reason, count in _numbers_with(_DROPPED, overrides).items()},
     )
+
+
+def _numbers_with(prefix: str, overrides: JSONObject) -> dict[str, float]:
+    return {
+        name.removeprefix(prefix): float(value)
+        for name, value in overrides.items()
+        if name.startswith(prefix) and isinstance(value, int | float)
+    }
 
 
 def _sampling_value(group: JSONObject, overrides: JSONObject, name: str, default: float) -> float:

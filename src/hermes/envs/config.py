@@ -87,6 +87,9 @@ class BaseEnvConfig(BaseModel):
     min_batch_allocation: float | None = Field(
         default=None, ge=0, le=1, description="Least share of each batch for this environment."
     )
+    max_failed_groups: int = Field(
+        default=16, ge=1, description="Groups in a row that may fail before the run ends."
+    )
     worker_timeout: float = Field(default=600, description="Seconds a group may take; 0 or less: no limit.")
     thinking_mode: bool = Field(default=False, description="Request reasoning from chat models.")
     reasoning_effort: str | None = Field(
@@ -123,6 +126,7 @@ _RUNTIME_ONLY = frozenset(
         "use_wandb",
         "max_num_workers",
         "max_num_workers_per_node",
+        "max_failed_groups",
         "max_eval_workers",
         "start_patience_s",
         "outage_patience_s",

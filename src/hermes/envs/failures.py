@@ -151,8 +151,9 @@ class GroupTally:
                 f"{limit} groups in a row were of no use: {stall.category}", POLICY_REASONS[stall.category]
             )
         assert self.last_failure is not None, "a group was dropped"
+        groups = f"{limit} groups in a row" if limit > 1 else "a group"
         raise EnvironmentRunError(
-            f"{limit} groups in a row failed ({self.last_failure.reason}): {self.last_failure.text}", hint
+            f"{groups} failed ({self.last_failure.reason}): {self.last_failure.text}", hint
         )
 
     def describe(self) -> str:

@@ -424,7 +424,8 @@ def _response(body: JSONObject, translation: Translation | None, *, streams: boo
 
 
 def _take_reward(rollout: SampledRollout, body: JSONObject) -> Response:
-    value = body.get("reward")
+    # Agents of Agent Lightning send it as the value of an event.
+    value = body.get("reward", as_object(body.get("data")).get("value"))
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError("the reward is not a finite number", 'send {"reward": 1}')
     rollout.reward = float(value)

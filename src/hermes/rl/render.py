@@ -13,6 +13,8 @@ EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "
 """The metrics of an evaluation that are printed."""
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hermes.config.load import Config
     from hermes.core import JSONObject
     from hermes.rl.config.resolve import Resolved
@@ -150,6 +152,23 @@ def program_text(report: JSONObject) -> str:
     return "\n".join(lines)
 
 
+def _program_line(program: JSONObject) -> str:
+    calls, seconds, rewards = program["calls"], program["seconds"], program["rewards"]
+    room = f" of a context of {program['context_tokens']:,}" if program["context_tokens"] else ""
+    verdict = "differ" if program["rewards_differ"] else "do not differ"
+    return (
+        f"program: {len(calls)} rollouts of {_range(calls)} model calls and {_range(seconds)} s; "
+        f"first prompt {program['first_prompt_tokens']:,} tokens, "
+        f"longest sequence {program['longest_tokens']:,}{room}; "
+        f"rewards {', '.join(f'{reward:g}' for reward in rewards)} {verdict}"
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
 def preflight_text(report: JSONObject) -> str:
     names = (
         *("groups", "pass_rate", "mean_reward", "groups_with_signal", "distinct_answers"),
@@ -159,6 +178,8 @@ def preflight_text(report: JSONObject) -> str:
         f"{name.replace('_', ' ')}: {_shorten(report[name])}" for name in names if report[name] is not None
     ]
     lines += [f"suggested {name}: {_shorten(value)}" for name, value in report["suggested"].items()]
+    if program := report.get("program"):
+        lines.append(_program_line(program))
     estimate = report["estimate"]
     about = "at least" if estimate["update_share"] is None else "about"
     pace = f"{about} {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"

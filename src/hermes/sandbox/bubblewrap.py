@@ -121,7 +121,7 @@ class BubblewrapSandbox(IsolatedSandbox):
                 raise SandboxError(error.message, FIX) from error
         if plan.has_own_network(self._settings):
             try:
-                self._tunnel = await tunnel.open_tunnel(self._settings, supervisor.keeper_pid)
+                self._tunnel = await tunnel.open_tunnel(self._settings, supervisor.holder_pid)
             except BaseException:
                 await supervisor.close()
                 raise

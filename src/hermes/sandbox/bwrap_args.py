@@ -11,14 +11,13 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hermes.sandbox.guards.bare_python import bare_python
-from hermes.sandbox.workspace import WORKSPACE, Mount
+from hermes.sandbox.workspace import INNER_ID, WORKSPACE, Mount
 
 HOSTNAME = "sandbox"
-INNER_ID = 1000
-"""User and group id inside the sandbox."""
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC_DIRECTORIES = ("/etc/alternatives", "/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
 _ETC_FILES = (
@@ -75,6 +74,12 @@ def host_layout(
     `resolver` is the address of the name server, if the sandbox has a network of its own with one.
     `shown_paths` are further files and directories; what is hidden stays hidden, unless it is one of them.
     """
+    build = _host_layout.__wrapped__ if shares_network else _host_layout  # the host's network may change
+    return build(shares_network, resolver, tuple(shown_paths))
+
+
+@cache
+def _host_layout(shares_network: bool, resolver: str | None, shown_paths: tuple[str, ...]) -> MountLayout:
     system = [Path(path) for path in _SYSTEM]
     links = [(str(path), str(path.readlink())) for path in system if path.is_symlink()]
     binds = [str(path) for path in system if path.is_dir() and not path.is_symlink()]

@@ -1,8 +1,10 @@
-"""The process that starts a sandbox's commands and ensures that no process outlives its command.
+"""The processes that start a sandbox's commands and ensure that no process outlives its command.
 
-It is a script that needs only the standard library: it may run where Hermes cannot be imported. It reads
-requests from the socket whose number is its first argument, and for each one forks a *shepherd*, which
-starts the command and runs until everything that the command started has ended:
+It is a script that needs only the standard library. Started once for each Hermes, as the *server*, it reads
+from the socket whose number is its first argument, and forks a *keeper* for each sandbox: an interpreter that
+starts anew costs ten times as much. The keeper enters the sandbox's namespaces, if it has any, as a user
+without capabilities who cannot get any; from there it forks a *shepherd* for each request, which starts the
+command and runs until everything that the command started has ended:
 
 - the shepherd is the subreaper of orphans (PR_SET_CHILD_SUBREAPER), so a process that leaves its group or
   session, or whose parent exits, is still its descendant;
@@ -14,10 +16,14 @@ So a time-out kills the whole tree, and a killed Hermes leaves nothing running. 
 its user (sudo) cannot be killed and may keep running. Without /proc (macOS) only the process group is ended.
 Forking here instead of in Hermes also keeps a start cheap, whatever the size of the Hermes process.
 
-Request: a 4-byte length with the descriptors (control, stdin, output), then a JSON object: argv, cwd, env,
-rlimits, attached (in base64: what descriptor 3 of the command reads). Commands have a session keyring that
-they share with nothing outside. Responses, on the control socket, one per line: `started` and later `exit
-CODE`; or `error ERRNO STAGE`.
+Request to the server: as below, with the descriptors (channel of the keeper, entrance of the control group of
+the commands if there is one): holder, the process whose namespaces are entered, or 0, and id, the user and
+group inside. Response, on the keeper's channel: READY and its process id, or FAILED and the reason.
+
+Request to a keeper: a 4-byte length with the descriptors (control, stdin, output), then a JSON object: argv,
+cwd, env, rlimits, attached (in base64: what descriptor 3 of the command reads). Commands have a session
+keyring that they share with nothing outside. Responses, on the control socket, one per line: `started` and
+later `exit CODE`; or `error ERRNO STAGE`.
 """
 
 from __future__ import annotations
@@ -27,6 +33,9 @@ import base64
 import contextlib
 import ctypes
 import errno
+import fcntl
+import functools
+import gc
 import json
 import math
 import os
@@ -40,29 +49,62 @@ import sys
 import time
 from typing import Any, NoReturn
 
-READY = b"r"
-"""Sent once, when requests are accepted; four bytes with the keeper's process id follow."""
+READY, FAILED = b"r", b"f"
+"""Sent once: requests are accepted, four bytes with the keeper's process id follow; or the reason does."""
 GRACE_S = 1.0
 """Between SIGTERM and SIGKILL."""
 KILL_TIMEOUT_S = 3.0
 """How long to keep killing processes that do not end."""
-_DESCRIPTORS = 3
+_MOST_DESCRIPTORS = 3
+_NAMESPACES = ("net", "ipc", "uts", "mnt", "user")
+"""In the order in which they are entered: /proc may be another one after that of mounts."""
+_NS_GET_USERNS = 0xB701
 _ATTACHED = 3
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+"""By keepers and shepherds; every other signal has its default, for the commands."""
+_CAPABILITY_VERSION_3 = 0x20080522
 
 
-def main(channel_fd: int, entrance_fd: int) -> None:
-    """`entrance_fd`: the entrance of the control group of the commands, or -1."""
-    _close_all_but(channel_fd, entrance_fd)
-    channel = socket.socket(fileno=channel_fd)
-    channel.set_inheritable(False)
-    if entrance_fd >= 0:
-        os.set_inheritable(entrance_fd, False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+def main(server_fd: int) -> None:
+    """Forks keepers until the other end of the socket closes."""
+    _close_all_but(server_fd)
+    server = socket.socket(fileno=server_fd)
+    server.set_inheritable(False)
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)  # it ends when its channel closes
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(0))
+    _library()
+    gc.disable()  # no process lives long, and a collection would copy the pages that they share
+    gc.freeze()
+    while (request := _receive(server)) is not None:
+        message, descriptors = request
+        if _fork() == 0:
+            try:
+                server.close()
+                os.setsid()
+                _keep(message, socket.socket(fileno=descriptors[0]), (*descriptors[1:], -1)[0])
+            finally:
+                os._exit(1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _keep(message: dict[str, Any], channel: socket.socket, entrance_fd: int) -> NoReturn:
+    """`entrance_fd`: the entrance of the control group of the commands, or -1."""
+    try:
+        if message["holder"]:
+            _enter_namespaces(message["holder"], message["id"])
+    except OSError as error:
+        channel.sendall(FAILED + str(error).encode())
+        os._exit(1)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _join_own_keyring()
     channel.sendall(READY + struct.pack("!I", os.getpid()))
@@ -81,6 +123,32 @@ def main(channel_fd: int, entrance_fd: int) -> None:
             os.close(descriptor)
     # Shepherds end with their control sockets; this kills what a killed shepherd left behind.
     _kill_all()
+    os._exit(0)
+
+
+def _enter_namespaces(holder: int, inner_id: int) -> None:
+    """Becomes the user of these namespaces, without capabilities, for good. OSError: it is not possible."""
+    names = {name: os.open(f"/proc/{holder}/ns/{name}", os.O_RDONLY) for name in _NAMESPACES}
+    # bubblewrap makes a second namespace of users inside the one that owns the others.
+    path = [fcntl.ioctl(names["mnt"], _NS_GET_USERNS), *names.values()]
+    if os.geteuid() == 0 and os.getgroups():
+        os.setgroups([])
+    for descriptor, kind in zip(path, ("user", *_NAMESPACES), strict=True):
+        ours = os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
+        if os.fstat(descriptor).st_ino != os.fstat(ours).st_ino:
+            _check(_library().setns(descriptor, 0))
+        os.close(ours)
+        os.close(descriptor)
+    os.setresgid(inner_id, inner_id, inner_id)
+    os.setresuid(inner_id, inner_id, inner_id)
+    _check(_library().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _check(_library().capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the sandbox's namespaces cannot be entered: {os.strerror(number)}")
 
 
 def _fork() -> int:
@@ -91,7 +159,7 @@ def _fork() -> int:
 
 
 def _close_all_but(*needed: int) -> None:
-    """Closes the inherited descriptors, which are not for the commands; stderr was needed until the start."""
+    """Closes the inherited descriptors, which are not for the commands."""
     with os.scandir("/dev/fd") as listing:
         inherited = [int(entry.name) for entry in listing]
     for descriptor in inherited:
@@ -105,7 +173,7 @@ def _close_all_but(*needed: int) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    head, ancillary, _, _ = channel.recvmsg(4, socket.CMSG_SPACE(_DESCRIPTORS * 4))
+    head, ancillary, _, _ = channel.recvmsg(4, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4))
     if not head:
         return None
     descriptors = array.array("i")
@@ -173,9 +241,8 @@ def _exec_command(
             os.dup2(source, target)
         if request["attached"]:
             _attach(base64.b64decode(request["attached"]))
-        for number in range(1, signal.NSIG):
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
         for name, soft, hard in request["rlimits"]:
             _limit(getattr(resource, name), soft, hard)
         stage = "cwd"
@@ -302,13 +369,18 @@ def _join_own_keyring() -> None:
     """Leaves the session keyring of the process that started this one; fails where there are no keyrings."""
     number = _KEYCTL.get(platform.machine())
     if sys.platform == "linux" and number is not None:
-        ctypes.CDLL(None).syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+        _library().syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        _library().prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[3]))
+    main(int(sys.argv[1]))

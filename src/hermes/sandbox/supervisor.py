@@ -1,20 +1,23 @@
 """Starts commands through a keeper process: the Hermes side.
 
 Used by every sandbox that runs programs on this machine; `keeper` documents how commands are ended. One
-supervisor serves one event loop.
+supervisor serves one event loop; one server, which forks the keepers, serves this process and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import contextlib
 import importlib.resources
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +25,16 @@ from dataclasses import dataclass
 from hermes.errors import SandboxError
 from hermes.sandbox.base import CommandResult
 from hermes.sandbox.guards.bare_python import bare_python
+from hermes.sandbox.keeper import READY
 from hermes.sandbox.process import DEFAULT_BYTES, Capture, Process
+from hermes.sandbox.workspace import INNER_ID
 
 TIMED_OUT = 124
 _KEEPER = "import sys; exec(compile(open(int(sys.argv[2])).read(), 'keeper', 'exec'))"
 _START_TIMEOUT_S = 20.0
-_READY_BYTES = 5
+_MOST_ANSWER_BYTES = 2_000
+_HOLD = "echo $$; read line"
+"""Ends when its input closes."""
 _SEND_TIMEOUT_S = 5.0
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -69,9 +76,9 @@ class ProcessResult:
 class SandboxSupervisor:
     """Runs programs until it is closed; then, or when this process ends for any reason, all of them end."""
 
-    def __init__(self, keeper: subprocess.Popen[bytes], channel: socket.socket) -> None:
-        self._keeper = keeper
+    def __init__(self, channel: socket.socket, holder: _Holder | None) -> None:
         self._channel = channel
+        self._holder = holder
         self._keeper_pid = 0
         self._running: set[Process] = set()
         self._started = 0
@@ -80,49 +87,41 @@ class SandboxSupervisor:
     async def open(
         cls, prefix: Sequence[str] = (), pass_fds: Sequence[int] = (), entrance: int | None = None
     ) -> SandboxSupervisor:
-        """Starts the keeper with `prefix`, a command line that runs its last arguments in a sandbox.
+        """Commands run in the namespaces of `prefix`, a command line that runs its last arguments in its own.
 
         `entrance` is that of a control group which every command enters.
         """
         channel, keeper_channel = socket.socketpair()
-        try:
-            keeper = _start_keeper(prefix, keeper_channel.fileno(), pass_fds, entrance)
-        except OSError as error:
-            channel.close()
-            raise SandboxError(f"the sandbox cannot be started: {error}.") from error
-        finally:
-            keeper_channel.close()
         channel.setblocking(False)
-        supervisor = cls(keeper, channel)
+        supervisor = cls(channel, None)
         try:
+            if prefix:
+                supervisor._holder = await _Holder.open(prefix, pass_fds)
+            holder = supervisor._holder.pid if supervisor._holder else 0
+            server = await asyncio.to_thread(_server)
+            server.fork(keeper_channel.fileno(), entrance, holder)
+            keeper_channel.close()
             await supervisor._await_ready()
-        except BaseException:
+        except BaseException as error:
+            keeper_channel.close()
             await supervisor.close()
+            if isinstance(error, OSError):
+                raise SandboxError(f"the sandbox cannot be started: {error}.") from error
             raise
         return supervisor
 
     @property
-    def keeper_pid(self) -> int:
-        """The process id of the keeper, in whose network namespace every command runs."""
-        return self._keeper_pid
+    def holder_pid(self) -> int:
+        """A process in whose network namespace every command runs."""
+        return self._holder.pid if self._holder else self._keeper_pid
 
     async def _await_ready(self) -> None:
-        stderr = self._keeper.stderr
-        assert stderr is not None
-        ready = b""
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                while len(ready) < _READY_BYTES and (
-                    data := await asyncio.get_running_loop().sock_recv(self._channel, _READY_BYTES)
-                ):
-                    ready += data
-        if len(ready) < _READY_BYTES:
-            self._keeper.kill()
-            message = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
+        ready = await _receive(self._channel, _MOST_ANSWER_BYTES, _START_TIMEOUT_S) or b""
+        if ready[:1] != READY:
+            message = ready[1:].decode("utf-8", "replace")
             raise SandboxError(
-                f"the sandbox cannot be started: {message or 'it ended without an error message'}"
+                f"the sandbox cannot be started: {message or 'its keeper ended without an error message'}"
             )
-        stderr.close()
         (self._keeper_pid,) = struct.unpack("!I", ready[1:])
         self._channel.settimeout(_SEND_TIMEOUT_S)
 
@@ -205,18 +204,98 @@ class SandboxSupervisor:
 
     async def close(self) -> None:
         """Ends everything and waits until it has ended."""
-        self._channel.close()
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
         for process in tuple(self._running):
             process.kill_now()
         if self._running:
             await asyncio.wait([process.ended for process in self._running], timeout=_CLOSE_TIMEOUT_S)
+        if self._keeper_pid:
+            self._channel.setblocking(False)
+            if await _receive(self._channel, 1, _CLOSE_TIMEOUT_S) is None:  # it sends nothing more, and ends
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._keeper_pid, signal.SIGKILL)
+        self._channel.close()
+        if self._holder is not None:
+            await self._holder.close()
+
+
+class _Holder:
+    """A shell that does nothing but keep the namespaces of a sandbox."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self.pid = 0
+
+    @classmethod
+    async def open(cls, prefix: Sequence[str], pass_fds: Sequence[int]) -> _Holder:
+        """OSError, or SandboxError with what the prefix printed."""
+        channel, theirs = socket.socketpair()
+        channel.setblocking(False)
         try:
-            await asyncio.to_thread(self._keeper.wait, _CLOSE_TIMEOUT_S)
+            process = _start_holder(prefix, theirs.fileno(), pass_fds)
+        except OSError:
+            channel.close()
+            raise
+        finally:
+            theirs.close()
+        holder = cls(process, channel)
+        try:
+            await holder._await_pid()
+        except BaseException:
+            await holder.close()
+            raise
+        return holder
+
+    async def _await_pid(self) -> None:
+        line = b""
+        while not line.endswith(b"\n") and (data := await _receive(self._channel, 20, _START_TIMEOUT_S)):
+            line += data
+        stderr = self._process.stderr
+        assert stderr is not None
+        if not line.endswith(b"\n"):
+            self._process.kill()
+            message = (await asyncio.to_thread(stderr.read, 2_000)).decode("utf-8", "replace").strip()
+            raise SandboxError(
+                f"the sandbox cannot be started: {message or 'it ended without an error message'}"
+            )
+        stderr.close()
+        self.pid = int(line)
+
+    async def close(self) -> None:
+        self._channel.close()
+        try:
+            await asyncio.to_thread(self._process.wait, _CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            await asyncio.to_thread(self._keeper.wait)
-        if self._keeper.stderr is not None:
-            self._keeper.stderr.close()
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+def _start_holder(prefix: Sequence[str], channel: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*prefix, "/bin/sh", "-c", _HOLD],
+        stdin=channel,
+        stdout=channel,
+        stderr=subprocess.PIPE,
+        pass_fds=tuple(pass_fds),
+        env={"LC_ALL": "C.UTF-8"},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+async def _receive(channel: socket.socket, size: int, timeout_s: float) -> bytes | None:
+    """At most so many bytes; none: the other end is closed. None: nothing came in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.get_running_loop().sock_recv(channel, size)
+    except TimeoutError:
+        return None
+    except ConnectionError:
+        return b""
 
 
 class LazySupervisor:
@@ -255,28 +334,66 @@ class LazySupervisor:
             return self._supervisor
 
 
-def _start_keeper(
-    prefix: Sequence[str], channel: int, pass_fds: Sequence[int], entrance: int | None
-) -> subprocess.Popen[bytes]:
-    entrances = () if entrance is None else (entrance,)
-    reader, writer = os.pipe()
-    numbers = [str(channel), str(reader), str(-1 if entrance is None else entrance)]
-    try:
-        # Through a pipe: the file may not exist inside the sandbox, and `ps` should not show the source.
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
-        return subprocess.Popen(
-            [*prefix, bare_python().executable, "-I", "-S", "-c", _KEEPER, *numbers],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(channel, reader, *entrances, *pass_fds),
-            env={"LC_ALL": "C.UTF-8"},
-            cwd="/",
-            start_new_session=True,  # a Ctrl-C in the terminal must not reach the commands
-        )
-    finally:
-        os.close(reader)
+class KeeperServer:
+    """The process that forks keepers: one for this process, started by the first sandbox."""
+
+    def __init__(self) -> None:
+        """OSError if it cannot be started."""
+        self.owner_pid = os.getpid()
+        self._channel, theirs = socket.socketpair()
+        self._sending = threading.Lock()
+        reader, writer = os.pipe()
+        try:
+            # Through a pipe: `ps` should not show the source.
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(importlib.resources.files("hermes.sandbox").joinpath("keeper.py").read_bytes())
+            self._process = subprocess.Popen(
+                [bare_python().executable, "-I", "-S", "-c", _KEEPER, str(theirs.fileno()), str(reader)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), reader),
+                env={"LC_ALL": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,  # a Ctrl-C in the terminal must not reach the commands
+            )
+        except OSError:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(reader)
+        self._channel.settimeout(_START_TIMEOUT_S)
+        atexit.register(self._end)
+
+    @property
+    def running(self) -> bool:
+        return self.owner_pid == os.getpid() and self._process.poll() is None
+
+    def fork(self, channel: int, entrance: int | None, holder: int) -> None:
+        """Makes a keeper at the other end of the channel; OSError if the server has ended."""
+        descriptors = [channel] if entrance is None else [channel, entrance]
+        body = json.dumps({"holder": holder, "id": INNER_ID}).encode()
+        with self._sending:
+            socket.send_fds(self._channel, [struct.pack("!I", len(body))], descriptors)
+            self._channel.sendall(body)
+
+    def _end(self) -> None:
+        if self.owner_pid == os.getpid():
+            self._channel.close()
+            self._process.wait()
+
+
+_servers: list[KeeperServer] = []
+_starting = threading.Lock()
+
+
+def _server() -> KeeperServer:
+    """The running one of this process. A fork of this process starts its own."""
+    with _starting:
+        if not _servers or not _servers[-1].running:
+            _servers[:] = [KeeperServer()]
+        return _servers[-1]
 
 
 async def _feed(process: Process, data: bytes) -> None:

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 WORKSPACE = "/workspace"
 """The path of the workspace inside a sandbox that keeps the host out."""
+INNER_ID = 1000
+"""User and group id inside a sandbox that keeps the host out."""
 UNPRIVILEGED_ID = 59_999
 """Owner of a fresh workspace if Hermes is root, so that commands need not run as root: above the ids of
 users, below those that systems assign dynamically."""

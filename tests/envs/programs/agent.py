@@ -143,6 +143,7 @@ def main():
     parser.add_argument("--plain", action="store_true", help="offers no tools")
     parser.add_argument("--act", default="work")
     parser.add_argument("--model", default="policy")
+    parser.add_argument("--title", action="store_true", help="asks for a title beside the task")
     parser.add_argument("--planner", help="a model that is asked for a plan before the work")
     parser.add_argument("prompt", nargs="?")
     options = parser.parse_args()
@@ -156,8 +157,14 @@ def main():
         time.sleep(1000)
     if options.act == "fill":
         subprocess.run("head -c 20000M /dev/zero > big", shell=True, check=True)
+    if options.act == "large-file":  # of holes: it costs no disk
+        subprocess.run(["truncate", "-s", "4100000000", "big"], check=True)
+        sys.exit(1)
     if options.act == "question":
         print(input("Shall I? "))
+    if options.act == "patience":
+        print("Continue? [y/N] ", end="", flush=True)
+        time.sleep(1000)
     if options.act == "network":
         for host in ("93.184.216.34", "169.254.169.254", "127.0.0.1"):
             try:
@@ -170,6 +177,9 @@ def main():
         plan = {"model": options.planner, "messages": [{"role": "user", "content": f"Plan: {prompt}"}]}
         message = json.loads(post("/v1/chat/completions", plan))["choices"][0]["message"]
         history[0]["content"] += f" Plan: {message['content']}"
+    if options.title:
+        title = [{"role": "user", "content": f"A title for: {prompt}"}]
+        post("/v1/chat/completions", {"model": options.model, "messages": title})
     while True:
         try:
             answer, said, calls = ASK[options.dialect](history, options)

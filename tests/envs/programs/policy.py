@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hermes.envs.builtin.program import ProgramEnv
 from tests.envs.token_source import Answer, TokenServer, Words, said
 
+Make = Callable[..., ProgramEnv]
 AGENT = Path(__file__).parent / "agent.py"
 END = "<|im_end|>"
 WRITE = '<tool_call>\n{"name": "shell", "arguments": {"command": "echo 7 > answer.txt", "why": "asked"}}\n'
@@ -21,3 +24,12 @@ def policy(words: Words, *turns: str) -> TokenServer:
         return said(words.encode(turns[min(spoken, len(turns) - 1)]))
 
     return TokenServer(answer)
+
+
+async def group_of(env: ProgramEnv) -> Any:
+    try:
+        await env.setup()
+        group, _ = await env.collect_trajectories(await env.get_next_item())
+    finally:
+        await env.close()
+    return group

@@ -2,86 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from hermes.config.paths import db_path
 from hermes.core import Source, StopReason
 from hermes.core.sequence import MASKED
-from hermes.envs.builtin.program import ProgramConfig, ProgramEnv
 from hermes.envs.failures import GroupDroppedError
-from hermes.envs.servers.config import APIServerConfig
-from hermes.envs.tokenise import load_tokenizer
+from hermes.envs.programs.run import asks_on_terminal
 from hermes.errors import ConfigError, UsageError
 from hermes.store import Reader
-from tests.envs.programs.policy import AGENT, TURNS, policy
+from hermes.training.data.batch import BatchConfig, prepare
+from tests.envs.programs.policy import AGENT, TURNS, Make, group_of, policy
 from tests.envs.token_source import TokenServer, Words
 from tests.fakes.provider import FakeProvider, text
-from tests.rl.world import tiny_tokenizer
 
-if TYPE_CHECKING:
-    pass
-
+SAMPLED_AT = 7
+"""The step of the weights that the fake policy says it has."""
 pytestmark = pytest.mark.usefixtures("home")
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer(path, 4096, words=["answer"])
-    return path
-
-
-@pytest.fixture(scope="module")
-def words(tokenizer_folder: Path) -> Words:
-    return Words(load_tokenizer(str(tokenizer_folder)), "answer")
-
-
-Make = Callable[..., ProgramEnv]
-
-
-@pytest.fixture
-def make(tmp_path: Path, tokenizer_folder: Path) -> Make:
-    tasks = tmp_path / "tasks.jsonl"
-    row = {"prompt": "Write it.", "id": "one", "expected": "7", "files": {"notes.txt": "blue"}}
-    tasks.write_text(json.dumps(row) + "\n")
-    scorer = tmp_path / "tests.py"
-    scorer.write_text(
-        "async def score(ctx):\n"
-        "    return float((await ctx.read_file('answer.txt')).strip() == ctx.expected)\n"
-    )
-
-    def made(server: TokenServer | None, words: str = "{prompt}", **settings: Any) -> ProgramEnv:
-        defaults: dict[str, Any] = {
-            "agent": f"{AGENT} {words}",
-            "dataset_name": str(tasks),
-            "reward": f"{scorer}:score",
-            "tokenizer_name": str(tokenizer_folder),
-            "group_size": 2,
-            "max_token_length": 400,
-            "include_messages": True,
-            "use_wandb": False,
-        }
-        address = server.base_url if server else "http://127.0.0.1:9/v1"
-        served = APIServerConfig(
-            base_url=address, model_name="policy", server_type="sglang", health_check=False
-        )
-        return ProgramEnv(ProgramConfig(**{**defaults, **settings}), [served])
-
-    return made
-
-
-async def group_of(env: ProgramEnv) -> Any:
-    try:
-        await env.setup()
-        group, _ = await env.collect_trajectories(await env.get_next_item())
-    finally:
-        await env.close()
-    return group
 
 
 def generated(server: TokenServer) -> list[list[int]]:
@@ -129,10 +69,12 @@ async def test_the_prompt_comes_on_standard_input_too(make: Make, words: Words) 
 @pytest.mark.parametrize(
     ("act", "settings", "reason"),
     [
-        ("crash", {}, "ended with exit code 1: something broke; it never called its model"),
-        ("silent", {}, "exit code 0: it printed nothing; it never called its model"),
+        ("crash", {}, "it never called its model; the program ended with exit code 1: something broke"),
+        ("silent", {}, "it never called its model; the program ended with exit code 0: it printed nothing"),
         ("hang", {"terminal_lifetime": 3}, "ran for 3 s and was ended"),
-        ("question", {}, "EOFError"),
+        ("question", {}, "asked something on a terminal, which a rollout does not have; .*EOFError"),
+        ("patience", {"terminal_lifetime": 3}, r"was ended, waiting for an answer to: Continue\? \[y/N\]"),
+        ("large-file", {}, "filled the disk: ./big has more than 4 GB"),
     ],
 )
 async def test_a_program_that_fails_is_no_score(
@@ -170,7 +112,8 @@ async def test_a_program_that_fills_the_disk_is_stopped(
 
 
 async def test_a_model_that_is_too_short_for_the_agent_is_named(make: Make, words: Words) -> None:
-    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match="limit is 6"):
+    sentence = "the program's prompt is too long: .* limit is 6"
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match=sentence):
         env = make(server)
         env.max_token_len = 64
         await group_of(env)
@@ -207,9 +150,55 @@ async def test_of_two_models_one_is_trained(
     assert facts == (3, 1)
 
 
+async def test_what_is_not_trained_is_counted_in_the_metrics_of_a_run(make: Make, words: Words) -> None:
+    with policy(words, *TURNS) as server:
+        plain = await group_of(make(server))
+        titled = await group_of(make(server, "--title {prompt}"))
+    for number, group in enumerate((titled, plain)):  # of equal scores nothing could be learned
+        group["scores"] = [0.0, 1.0]
+        dropped = 0 if number else 2 * len(words.encode(TURNS[0]))
+        metrics = prepare([group], BatchConfig(), SAMPLED_AT).metrics
+        assert (metrics["tokens/dropped"], metrics.get("tokens/dropped/side", 0)) == (dropped, dropped)
+        assert metrics["sequences/branches"] == 0
+        sampled = 2 * sum(len(words.encode(turn)) for turn in TURNS)
+        for reason, config, step in (
+            ("too_long", BatchConfig(max_tokens=10), SAMPLED_AT),
+            ("stale", BatchConfig(), SAMPLED_AT + 9),
+            ("foreign", BatchConfig(), SAMPLED_AT - 1),
+        ):
+            metrics = prepare([group], config, step).metrics
+            assert metrics[f"tokens/dropped/{reason}"] == sampled
+            assert metrics["tokens/dropped"] == dropped + sampled
+
+
 async def test_a_model_that_nobody_serves_is_named(make: Make, words: Words) -> None:
     with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match="nowhere/large"):
         await group_of(make(server, "--planner nowhere/large {prompt}", train_model="policy"))
+
+
+async def test_a_program_that_never_calls_the_trained_model_is_named(
+    make: Make, words: Words, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentence = "it called lab/large and never 'worker', the model that is trained"
+    with FakeProvider([text("7.")], loop=True) as provider, policy(words, *TURNS) as server:
+        monkeypatch.setenv("HERMES_PROVIDERS__LAB__BASE_URL", provider.base_url)
+        with pytest.raises(GroupDroppedError, match=sentence):
+            await group_of(make(server, "--plain --model lab/large {prompt}", train_model="worker"))
+
+
+@pytest.mark.parametrize(
+    ("output", "asks"),
+    [
+        ("Trust this folder? [y/N] ", True),
+        ("Error: stdin is not a terminal\n", True),
+        ("sh: cannot open /dev/tty: No such device\n", True),
+        ("Usage: agent [--help]\n", False),
+        ("What is 7? 7\nDone.\n", False),
+        ("", False),
+    ],
+)
+def test_questions_on_a_terminal_are_recognised(output: str, asks: bool) -> None:
+    assert asks_on_terminal(output) is asks
 
 
 async def test_what_a_program_left_running_changes_no_reward(make: Make, words: Words) -> None:

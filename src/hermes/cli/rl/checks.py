@@ -81,16 +81,21 @@ class TaskOptions(Options):
         "The program's calls that name this model are trained; others go to the model that they name.",
         metavar="NAME",
     )
+
+
+class TrainedModelOptions(Options):
+    """The model that is trained."""
+
     model: str | None = option(
         None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
     )
 
 
 @click.command()
-@model_options(TaskOptions)
+@model_options(TaskOptions, TrainedModelOptions)
 @json_option
 @stored_variables
-def check(task: TaskOptions, as_json: bool) -> None:
+def check(task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> None:
     """Run one rollout of a program and prove what would be trained.
 
     \b
@@ -105,7 +110,7 @@ def check(task: TaskOptions, as_json: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    resolved = select_program(config, task.agent, task.prompts, task.reward, task.model, task.train_model)
+    resolved = select_program(config, task.agent, task.prompts, task.reward, trained.model, task.train_model)
     with waiting("starting the policy and the program"):
         report = check_program(config, resolved)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))
@@ -142,16 +147,18 @@ def _test_models(options: PreflightOptions, as_json: bool) -> None:
 
 
 @click.command()
-@model_options(PreflightOptions)
+@model_options(PreflightOptions, TaskOptions)
 @json_option
 @stored_variables
-def preflight(options: PreflightOptions, as_json: bool) -> None:
+def preflight(options: PreflightOptions, task: TaskOptions, as_json: bool) -> None:
     """Sample for a minute and predict whether a run will learn.
 
-    With --model it tells whether other models solve the environment's tasks.
+    With --model it tells whether other models solve the environment's tasks. With --agent it runs three
+    rollouts of a program: their model calls, tokens and seconds, and whether their rewards differ.
 
     \b
     hermes rl preflight --env calculator
+    hermes rl preflight --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
     """
     if options.models:
         _test_models(options, as_json)
@@ -161,12 +168,21 @@ def preflight(options: PreflightOptions, as_json: bool) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.preflight import preflight as check
+    from hermes.rl.config.reward_function import select_reward_function
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
-    resolved = _selected(config, options.environment)
+    if task.agent or task.prompts or task.reward:
+        resolved = select_reward_function(
+            config, options.environment, task.prompts, task.reward, task.agent, task.train_model
+        )
+    else:
+        resolved = _selected(config, options.environment)
+    groups, seconds = (
+        getattr(options, name) if name in options.model_fields_set else None for name in ("groups", "seconds")
+    )
     with waiting("starting the policy and sampling"):
-        report = check(config, resolved, options.groups, options.seconds)
+        report = check(config, resolved, groups, seconds)
     if as_json:
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     else:

@@ -18,6 +18,7 @@ from hermes.cli.options import json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import (
     TaskOptions,
+    TrainedModelOptions,
     alerts,
     check,
     check_signal,
@@ -163,14 +164,20 @@ class StartOptions(Options):
 
 
 @rl.command()
-@model_options(StartOptions, TaskOptions)
+@model_options(StartOptions, TaskOptions, TrainedModelOptions)
 @click.option(
     "--preflight/--no-preflight",
     default=None,
     help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
 )
 @json_option
-def start(options: StartOptions, task: TaskOptions, preflight: bool | None, as_json: bool) -> None:
+def start(
+    options: StartOptions,
+    task: TaskOptions,
+    trained: TrainedModelOptions,
+    preflight: bool | None,
+    as_json: bool,
+) -> None:
     """Start a run. It continues without this terminal.
 
     \b
@@ -193,7 +200,7 @@ def start(options: StartOptions, task: TaskOptions, preflight: bool | None, as_j
         environment = None
     several = len(names) > 1
     edits = () if several else options.edits
-    resolved = _resolve_selected(settings, environment, options, edits, task.model)
+    resolved = _resolve_selected(settings, environment, options, edits, trained.model)
     mixed = resolve_mixture(settings, names, resolved, _assignments(options.edits)) if several else []
     resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):

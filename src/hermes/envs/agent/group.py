@@ -51,6 +51,7 @@ def _rollout_info(rollout: ScoredRollout, kind: str | None) -> RolloutInfo:
         tool_calls=sum(len(step.message.tool_calls) for step in result.trajectory.steps),
         tool_errors=len(result.tool_errors),
         forbidden_paths=len(rollout.forbidden),
+        dropped_tokens=result.exactness.dropped_tokens,
         not_trainable=result.exactness.inexact,
         true_reward=rollout.reward.parts.get(TRUE_REWARD),
         parts={name: value for name, value in rollout.reward.parts.items() if name != TRUE_REWARD},

@@ -9,8 +9,8 @@ A rollout with a call without exact tokens has no sequences, and the reason inst
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hermes.core import ModelCall, TokenTrace
 from hermes.core.sequence import MASKED_LOGPROB, TrainSequence
@@ -23,6 +23,8 @@ class Exactness:
     sequences: tuple[TrainSequence, ...]
     inexact: str | None = None
     """Why there is nothing to train on; None if the sequences are exact and complete."""
+    dropped_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Reason → sampled tokens that are in no sequence."""
 
     @property
     def trainable(self) -> bool:

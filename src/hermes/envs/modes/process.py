@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from hermes.disk.appendlog import AppendLog, read_lines
@@ -23,14 +22,14 @@ from hermes.envs.concurrency import gather_or_cancel
 from hermes.envs.config import fingerprint
 from hermes.envs.failures import FAILED, MAX_TRIES, NOTHING_WRITTEN, GroupFailure
 from hermes.envs.groups import GroupWriter, encode_line, existing_outputs
-from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
+from hermes.envs.modes.runner import EnvRunner
 from hermes.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 _FIRST_REPORT_S, _REPORT_EVERY_S = 2.0, 10.0
 
-_STALL_LIMITS: Mapping[str, int] = MappingProxyType({FAILED: MAX_FAILED, NOTHING_WRITTEN: 256})
-"""Groups in a row that may fail, and items in a row that may yield nothing, before the run ends."""
+_MOST_WITHOUT_GROUPS = 256
+"""Items in a row that may yield nothing before the run ends."""
 
 
 async def run(runner: EnvRunner) -> None:
@@ -109,7 +108,8 @@ class ProcessMode:
             finally:
                 self._in_progress -= 1
             self._runner.tally.check_stall(
-                _STALL_LIMITS, "The log has the details; the same command resumes the run."
+                {FAILED: self._runner.config.max_failed_groups, NOTHING_WRITTEN: _MOST_WITHOUT_GROUPS},
+                "The log has the details; the same command resumes the run.",
             )
 
     async def _take_item(self) -> tuple[int, Any] | None:

@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 UNSENT_VARIABLE = "HERMES_UNSENT_DIR"
 """The folder for groups that were not sent; the supervisor of a run sets it."""
-MAX_FAILED = 16
-"""Groups in a row that may fail before the run ends."""
 
 
 class EnvRunner:

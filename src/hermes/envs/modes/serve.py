@@ -28,7 +28,7 @@ from hermes.envs.failures import FAILED, MAX_TRIES, STOPPED, EnvironmentRunError
 from hermes.envs.modes import metrics, pacing
 from hermes.envs.modes.api_session import ApiSession
 from hermes.envs.modes.evaluate import EvalRunner
-from hermes.envs.modes.runner import MAX_FAILED, EnvRunner
+from hermes.envs.modes.runner import EnvRunner
 from hermes.envs.modes.shutdown import StopRequest, stop_on_signals
 from hermes.envs.tasks.split import secret_seed
 from hermes.envs.types import Item
@@ -158,7 +158,10 @@ class ServeMode:
             watchdog.check(self.runner.curr_step, paused=paused, model_healthy=self.env.server.any_healthy())
             self._raise_worker_errors()
             self.runner.tally.check_stall(
-                {FAILED: max(MAX_FAILED, self.runner.max_workers), **_POLICY_LIMITS},
+                {
+                    FAILED: max(self.runner.config.max_failed_groups, self.runner.max_workers),
+                    **_POLICY_LIMITS,
+                },
                 "The log has the details.",
             )
             await self._wait_for_worker(stop)

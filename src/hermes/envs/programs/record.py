@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hermes.gateway.sampled import SampledCall, SampledRollout
     from hermes.sandbox.base import CommandResult
 
+SIDE, FORCED = "side", "forced"
+"""Why sampled tokens are not trained on."""
 _TAIL_CHARS = 2_000
 """How much of the program's output its trajectory keeps."""
 
@@ -64,12 +66,16 @@ class RolloutCounts:
     calls_to_others: int
     """Calls that other models answered."""
     sequences: int
-    tokens_sampled: int
-    tokens_trained: int
     calls_cancelled: int
     """The program hung up before the answer was sampled."""
     calls_refused: int
     """They came after the last one that was allowed."""
+    tokens_sampled: int
+    tokens_trained: int
+    tokens_side: int
+    """Sampled and not trained, because their call is beside the task."""
+    tokens_forced: int
+    """Sampled and not trained, because the program asked for another distribution."""
     answers_equal: int
     """They came back as they were sampled."""
     answers_rewritten: int
@@ -83,6 +89,7 @@ class RolloutFacts:
     """Facts about the program of a rollout, kept in the metadata of its trajectory."""
 
     exit_code: int
+    duration_s: float
     output: str
     """The end of it."""
     first_prompt_tokens: int
@@ -126,6 +133,7 @@ def write_rollout(
         written = list(records(recording, reader, lambda name: price_of(config.settings, name), model_calls))
     trained = trained_calls(rollout.calls, settings.train_side)
     exactness = build_sequences(call.reply.call for call in trained)
+    exactness = replace(exactness, dropped_tokens=_dropped_tokens(rollout.calls, trained))
     main = min(range(len(written)), key=lambda index: _distance_from_task(written[index]))
     for index, record in enumerate(written):
         trajectory = record.trajectory
@@ -193,6 +201,17 @@ def trained_calls(calls: Sequence[SampledCall], train_side: bool) -> list[Sample
     ]
 
 
+def _dropped_tokens(calls: Sequence[SampledCall], trained: Sequence[SampledCall]) -> dict[str, int]:
+    """The sampled tokens of the policy's calls that are not trained on, by reason."""
+    trained_ids = {call.id for call in trained}
+    dropped = {FORCED: 0, SIDE: 0}
+    for call in calls:
+        trace = call.reply.call.tokens
+        if trace and not call.other_model and call.id not in trained_ids:
+            dropped[FORCED if call.not_honoured else SIDE] += len(trace.sampled_ids)
+    return dropped
+
+
 def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
     rollout = ended.rollout
     own_calls = [call.reply.call for call in rollout.calls if not call.other_model]
@@ -202,6 +221,7 @@ def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
     first = (own_calls or [call.reply.call for call in rollout.calls])[0]
     return RolloutFacts(
         exit_code=ended.result.exit_code,
+        duration_s=round(ended.result.duration_ms / 1000, 3),
         output=ended.result.output[-_TAIL_CHARS:],
         first_prompt_tokens=len(first.tokens.prompt_ids) if first.tokens else first.usage.prompt,
         context_tokens=rollout.tokens.context_tokens if rollout.tokens else None,
@@ -212,6 +232,8 @@ def _facts(ended: EndedProgram, exactness: Exactness) -> RolloutFacts:
             sequences=len(exactness.sequences),
             tokens_sampled=sum(len(trace.sampled_ids) for trace in traces if trace),
             tokens_trained=sum(sum(sequence.loss_mask) for sequence in exactness.sequences),
+            tokens_side=exactness.dropped_tokens[SIDE],
+            tokens_forced=exactness.dropped_tokens[FORCED],
             calls_cancelled=rollout.cancelled,
             calls_refused=rollout.refused,
             answers_equal=answers[Echo.EQUAL],

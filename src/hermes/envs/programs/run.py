@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
+import re
 import shlex
 import shutil
 import tempfile
@@ -48,6 +49,14 @@ _INSIDE = "/tmp/.agent"
 _START_S = 30.0
 MODEL_NAME = "policy"
 NEVER_CALLED = "it never called its model"
+_LARGE_FILE = "find . -type f -size +4000000k 2>/dev/null | head -n 1"
+"""Names a file of about the most bytes that a sandbox lets a file have."""
+_NO_TERMINAL = re.compile(
+    r"EOFError|not a (tty|terminal)|no tty|/dev/tty|raw mode is not supported|inappropriate ioctl",
+    re.IGNORECASE,
+)
+"""The last words of programs that need a person."""
+_QUESTION_ENDS = ("?", ":", ">", ")", "]")
 
 
 @dataclass
@@ -118,6 +127,8 @@ async def finished_program(
         await sandbox.kill_all()
         await rollout.settled()
         fault = _fault(ended, settings)
+        if isinstance(fault, GroupDroppedError) and (path := await _large_file(sandbox, ended)):
+            fault = GroupDroppedError("disk", f"the program filled the disk: {path} has more than 4 GB")
         recording = await asyncio.to_thread(journal.rotate, group)
         result = await asyncio.to_thread(write_rollout, context, spec, settings, recording, ended, fault)
         if fault is not None:
@@ -222,22 +233,53 @@ async def _copy_in(sandbox: Sandbox, folder: Path, inside: str) -> None:
             await sandbox.write_file(name, path.read_bytes())
 
 
+async def _large_file(sandbox: Sandbox, ended: EndedProgram) -> str:
+    """The file that a program was ended for; empty: there is none."""
+    if ended.result.exit_code == 0:
+        return ""
+    return (await sandbox.run(_LARGE_FILE)).output.strip()
+
+
 def _fault(ended: EndedProgram, settings: ProgramSettings) -> HermesError | None:
     """Why the rollout has no reward, through no fault of the policy; None: it has one."""
     command, failure = ended.result, ended.rollout.failure
     called = any(not call.other_model for call in ended.rollout.calls)
+    asks = asks_on_terminal(command.output) and not called
     if command.timed_out:
-        return GroupDroppedError("timeout", f"the program ran for {settings.timeout_s:g} s and was ended")
+        waits = f", waiting for an answer to: {_last_line(command)}" if asks else ""
+        return GroupDroppedError(
+            "timeout", f"the program ran for {settings.timeout_s:g} s and was ended{waits}"
+        )
     if isinstance(failure, ContextOverflowError) and (not called or command.exit_code != 0):
-        return GroupDroppedError("context length", failure.message)
+        return GroupDroppedError("context length", f"the program's prompt is too long: {failure.message}")
     if failure is not None and not isinstance(failure, ContextOverflowError | UsageError):
         return failure
     end = f"the program ended with exit code {command.exit_code}: {_last_line(command)}"
+    if not called and failure is None and asks:
+        return GroupDroppedError(
+            "program", f"the program asked something on a terminal, which a rollout does not have; {end}"
+        )
     if not called:
-        return GroupDroppedError("program", f"{end}; {failure.message if failure else NEVER_CALLED}")
+        reason = failure.message if failure else _uncalled(ended.rollout, settings)
+        return GroupDroppedError("program", f"{reason}; {end}")
     if command.exit_code != 0 and not settings.scores_crashes and not ended.rollout.refused:
         return GroupDroppedError("program", end)
     return None
+
+
+def _uncalled(rollout: SampledRollout, settings: ProgramSettings) -> str:
+    """The sentence for a program that did not call the model that is trained."""
+    names = ", ".join(sorted({call.other_model for call in rollout.calls}))
+    if not names:
+        return NEVER_CALLED
+    return f"it called {names} and never '{settings.train_model}', the model that is trained"
+
+
+def asks_on_terminal(output: str) -> bool:
+    """Whether the output of a program that did nothing looks like a question to a person."""
+    last = output.rstrip().rpartition("\n")[2]
+    waits = not output.endswith("\n") and last.endswith(_QUESTION_ENDS)
+    return waits or _NO_TERMINAL.search(last) is not None
 
 
 def _last_line(command: CommandResult) -> str:

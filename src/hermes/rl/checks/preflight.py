@@ -17,9 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from hermes.config.paths import logs_dir
+from hermes.config.paths import db_path, logs_dir
 from hermes.core.sequence import MASKED
 from hermes.disk.files import ensure_dir
+from hermes.envs.programs.record import RolloutFacts
 from hermes.errors import HermesError
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
 from hermes.rl.checks.replica_memory import missing_memory
@@ -27,6 +28,7 @@ from hermes.rl.machine import has_gpu
 from hermes.rl.service import LOCAL_KEY, service_of
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_options, engine_process
+from hermes.store import Reader
 from hermes.training.data.advantages import has_signal
 from hermes.training.schedule import default_rl_rate, parameters_of
 from hermes.training.service.client import connection
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 
 GROUPS, SECONDS = 4, 60.0
 """How many groups are sampled, and how long that may take where _LEAST_GROUPS are finished by then."""
+_MOST_ROLLOUTS = 8
+"""In a group."""
+_PROGRAM_GROUPS, _PROGRAM_ROLLOUTS, _PROGRAM_SECONDS = 1, 3, 180.0
+"""Rollouts of a program take long: so few show what it does, and whether rewards of one task differ."""
 _LEAST_GROUPS = 2
 START_S = 120.0
 """How long the environment may take before it begins to sample."""
@@ -73,14 +79,20 @@ class Sampled:
 
 
 def preflight(
-    config: Config, resolved: Resolved, groups: int = GROUPS, seconds: float = SECONDS
+    config: Config, resolved: Resolved, groups: int | None = None, seconds: float | None = None
 ) -> JSONObject:
-    """Samples, judges, suggests."""
+    """Samples, judges, suggests. `groups` None: GROUPS, or one of three rollouts of a program."""
+    is_program = bool(resolved.values.get("env.agent"))
+    groups = groups or (_PROGRAM_GROUPS if is_program else GROUPS)
+    seconds = seconds or (_PROGRAM_SECONDS if is_program else SECONDS)
     folder = ensure_dir(logs_dir(config.home) / "rl_training" / "preflight")
     stem = f"{resolved.selection.environment}_{time.time_ns() // 1000}"
     output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
-    size = min(8, int(resolved.values["env.group_size"]))
+    most = _PROGRAM_ROLLOUTS if is_program else _MOST_ROLLOUTS
+    size = min(most, int(resolved.values["env.group_size"]))
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
+    if is_program:
+        overrides["max_failed_groups"] = 1
     engine_log = folder / f"{stem}_engine.log"
     fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
@@ -106,7 +118,28 @@ def preflight(
     sampling_s = sampled.seconds / sum(map(len, sampled.scores))
     costs = estimate(resolved, sampling_s, update_s, on_cpu)
     files = {"output_file": str(output), "log_file": str(log)}
-    return {**judge(sampled, resolved), "estimate": costs, **files}
+    facts = {"program": program_facts(config, sampled_groups)} if is_program else {}
+    return {**judge(sampled, resolved), **facts, "estimate": costs, **files}
+
+
+def program_facts(config: Config, groups: Sequence[JSONObject]) -> JSONObject:
+    """Facts of the rollouts of a program; a list has a value of each."""
+    scores = {
+        overrides["trajectory_id"]: score
+        for group in groups
+        for overrides, score in zip(group["overrides"], group["scores"], strict=True)
+    }
+    with Reader(db_path(config.home)) as reader:
+        facts = [RolloutFacts.from_json(reader.get(name).header.metadata) for name in scores]
+    return {
+        "calls": [rollout.counts.calls for rollout in facts],
+        "seconds": [rollout.duration_s for rollout in facts],
+        "rewards": list(scores.values()),
+        "rewards_differ": len(set(scores.values())) > 1,
+        "first_prompt_tokens": max(rollout.first_prompt_tokens for rollout in facts),
+        "longest_tokens": max(len(tokens) for group in groups for tokens in group["tokens"]),
+        "context_tokens": facts[0].context_tokens,
+    }
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
     folder = ensure_dir(logs_dir(config.home) / "rl_training" / "check")
     stem = f"{resolved.selection.environment}_{time.time_ns() // 1000}"
     output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
-    overrides: JSONObject = {"total_steps": 1, "group_size": 1, "use_wandb": False}
+    overrides: JSONObject = {"total_steps": 1, "group_size": 1, "use_wandb": False, "max_failed_groups": 1}
     with open_policy(config, resolved.model, folder / f"{stem}_engine.log", resolved.trainer) as policy:
         begun_s = time.monotonic()
         problem = run_process_mode(resolved, policy.server, overrides, output, log, _ROLLOUT_S, START_S, 1)
@@ -100,7 +100,8 @@ def judge(counts: RolloutCounts, checked: Sequence[CheckedSequence]) -> tuple[st
             False,
         )
     left_out = counts.tokens_sampled - counts.tokens_trained
-    note = f"; {left_out:,} sampled tokens are left out (side calls, forced answers)" if left_out else ""
+    reasons = f"{counts.tokens_side:,} of calls beside the task, {counts.tokens_forced:,} of forced answers"
+    note = f"; {left_out:,} sampled tokens are left out ({reasons})" if left_out else ""
     return f"every trained token was sampled, once, in the context it is trained in{note}", True
 
 

@@ -21,7 +21,7 @@ from hermes.core.json import JSONObject
 from hermes.core.sequence import RolloutGroup, TrainSequence, from_group
 from hermes.training.data.advantages import Baseline, advantages
 from hermes.training.data.datums import importance_weights
-from hermes.training.data.metrics import group_metrics, staleness_metrics
+from hermes.training.data.metrics import dropped_metrics, group_metrics, staleness_metrics
 
 DEFAULT_STALENESS = 4
 TOO_OLD = "sampled too many steps ago"
@@ -29,6 +29,8 @@ TOO_LONG = "longer than the longest sequence that is trained on"
 _KL_WEIGHT_CAP = 10.0
 """The cap of a token's importance weight in the estimate of the divergence."""
 _FOREIGN = "sampled with weights that this run does not have"
+_SHORT_REASONS = {TOO_OLD: "stale", TOO_LONG: "too_long", _FOREIGN: "foreign"}
+"""As metrics name them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def prepare(served: Sequence[JSONObject], config: BatchConfig, step: int) -> Tra
     )
     sequences = [sequence for group in scored for sequence in group.sequences]
     metrics = group_metrics(scored, signals) | staleness_metrics(sequences, step, left_out[TOO_OLD])
+    metrics |= dropped_metrics(scored, zip(candidates, reasons, strict=True), _SHORT_REASONS)
     metrics["data/trained_tokens"] = float(sum(sequence.trained_tokens for sequence in trained))
     metrics["data/too_long"] = float(left_out[TOO_LONG])
     metrics["data/refused"] = float(rejected.total() + left_out[_FOREIGN])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hermes.core.sequence import RolloutGroup, TrainSequence
@@ -154,6 +154,33 @@ def staleness_metrics(sequences: Sequence[TrainSequence], step: int, dropped: in
     if ages:
         metrics |= {"health/staleness": statistics.fmean(ages), "health/staleness_max": float(max(ages))}
     return metrics
+
+
+def dropped_metrics(
+    groups: Sequence[RolloutGroup],
+    judged: Iterable[tuple[TrainSequence, str | None]],
+    names: Mapping[str, str],
+) -> dict[str, float]:
+    """How often histories branched, and the sampled tokens that are not trained on, by reason.
+
+    `judged`: sequences, and why each is left out. `names`: of those reasons.
+    """
+    rollouts = [
+        rollout
+        for group in groups
+        for rollout in {sequence.rollout.id: sequence.rollout for sequence in group.sequences}.values()
+    ]
+    dropped: Counter[str] = Counter()
+    for rollout in rollouts:
+        dropped.update(rollout.dropped_tokens)
+    for sequence, reason in judged:
+        if reason is not None:
+            dropped[names[reason]] += sequence.trained_tokens
+    sequences = sum(len(group.sequences) for group in groups)
+    metrics = {"tokens/dropped": float(dropped.total())}
+    if rollouts:
+        metrics["sequences/branches"] = sequences / len(rollouts) - 1
+    return metrics | {f"tokens/dropped/{reason}": float(count) for reason, count in sorted(dropped.items())}
 
 
 def _behaviour_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
