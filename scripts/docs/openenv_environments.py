@@ -119,12 +119,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         folder, python = arguments.folder.resolve(), arguments.python.absolute()
         trials = asyncio.run(trials_of(folder, python, Path(home)))
-    rest = PAGE.read_text("utf-8").partition(HEADING)[0].rstrip()
-    PAGE.write_text(f"{rest}\n\n{section(trials)}", "utf-8")
+    rest = arguments.page.read_text("utf-8").partition(HEADING)[0].rstrip()
+    arguments.page.write_text(f"{rest}\n\n{section(trials)}", "utf-8")
 
 
 if __name__ == "__main__":

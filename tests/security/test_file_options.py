@@ -103,6 +103,8 @@ EXEMPT: dict[str, str] = {
     "improve --agent*": "a command that the person runs, in a sandbox",
     "env * --dir": SEARCHED,
     "env list folders": SEARCHED,
+    "* --harbor": SEARCHED,
+    "batch --env.wheels": "packages that a person gives; pip installs them inside a sandbox only",
     "env verifiers install *": "an installation that a person asks for; a package is code that is trusted",
     "* --output": WRITTEN,
     "rl weights --into": WRITTEN,

@@ -30,9 +30,41 @@ class RunFolder(Options):
     output_dir: Path = option(Path("data"), "Folder that has the runs.")
 
 
-class BatchOptions(RunFolder):
+class HarborFlags(Options):
+    """Where tasks of Harbor run; named as the settings of the environment `harbor`."""
+
+    place: Literal["auto", "bubblewrap", "container"] = option(
+        "auto", "Where Harbor tasks run.", "--env.place"
+    )
+    network: Literal["none", "task"] = option("none", "task: as each Harbor task says.", "--env.network")
+    bases: tuple[str, ...] = option(
+        (), "A base image of Harbor tasks that this machine stands for.", "--env.bases", metavar="PATTERN"
+    )
+    wheels: str | None = option(
+        None, "A folder of packages that pip installs from in Harbor tasks.", "--env.wheels", metavar="FOLDER"
+    )
+
+    def harbor_flags(self) -> JSONObject:
+        return {
+            "place": self.place,
+            "network": self.network,
+            "bases": list(self.bases),
+            "wheels": self.wheels,
+        }
+
+
+class BatchOptions(RunFolder, HarborFlags):
     dataset_file: str | None = option(
         None, "JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).", metavar="FILE"
+    )
+    harbor: Path | None = option(
+        None,
+        "Tasks of Harbor instead of a file; their own tests score them.",
+        path="folder",
+        metavar="FOLDER",
+    )
+    unsound: bool = option(
+        False, "Also use Harbor tasks that failed 'hermes env check harbor'.", "--env.unsound"
     )
     run_name: str | None = option(None, "Names the output folder; the same name continues the run.")
     model: str | None = option(
@@ -134,9 +166,18 @@ class BatchOptions(RunFolder):
 
     @property
     def dataset(self) -> str:
+        if self.harbor is not None:
+            return str(self.harbor)
         if not self.dataset_file:
-            raise UsageError("--dataset-file is missing", "see 'hermes batch --help'")
+            raise UsageError("--dataset-file is missing, or --harbor", "see 'hermes batch --help'")
         return self.dataset_file
+
+    @property
+    def trials(self) -> JSONObject | None:
+        """This opens and scores the rows; see batch.trial."""
+        if self.harbor is None:
+            return None
+        return {"open": "hermes.envs.harbor.rows:HarborTrials", **self.harbor_flags()}
 
     @property
     def uses_ray(self) -> bool:

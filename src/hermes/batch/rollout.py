@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from hermes.agent.build import RolloutPlan, new_header, open_agent, prepare_opening
@@ -17,6 +18,7 @@ from hermes.batch.plan import SampleKey
 from hermes.batch.reward import GraderError, RewardFunction, score
 from hermes.batch.spec import Filters, RunSpec
 from hermes.batch.tasks import TaskRow
+from hermes.batch.trial import Trial, Trials
 from hermes.config.load import Config
 from hermes.core import (
     JSONObject,
@@ -51,6 +53,12 @@ class WorkerContext:
     reader: Reader
     rewards: Mapping[str, RewardFunction]
     """By reference, as the specification and the rows name them."""
+    trials: Trials | None = None
+    """Opens and scores the rows; None: they run in the configured sandbox."""
+
+    def grader_of(self, row: TaskRow) -> str | None:
+        """The name of the function or the trials that score the row; None: nothing does."""
+        return self.trials.name if self.trials is not None else row.reward or self.spec.reward
 
 
 async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> SampleEntry:
@@ -62,8 +70,23 @@ async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> Sampl
     earlier = await find_attempt(context.reader, context.spec, SampleKey(row.key, sample))
     if earlier is not None and (entry := _take_over(context, row, sample, earlier)) is not None:
         return entry
-    plan = _plan(context, row, sample)
-    config = _config(context.config, row)
+    async with AsyncExitStack() as stack:
+        trial = None
+        if context.trials is not None:
+            trial = await stack.enter_async_context(context.trials.open(row))
+        return await _run(context, row, sample, earlier, trial, started)
+
+
+async def _run(
+    context: WorkerContext,
+    row: TaskRow,
+    sample: int,
+    earlier: EarlierAttempt | None,
+    trial: Trial | None,
+    started: float,
+) -> SampleEntry:
+    plan = _plan(context, row, sample, trial)
+    config = _config(context, row, trial)
     header = replace(
         new_header(Source.BATCH, context.model),
         run_id=context.spec.name,
@@ -78,12 +101,16 @@ async def run_sample(context: WorkerContext, row: TaskRow, sample: int) -> Sampl
     async with open_agent(config, context.writer, context.model, header, plan) as loop:
         loop.recorded = earlier.recorded_steps(loop.recorder.header) if earlier else None
         _prepare(context, config, loop, plan, row)
-        for prompt in row.prompts:
+        for number, prompt in enumerate(row.prompts, 1):
             steps += [step async for step in loop.turn(Message.user(prompt))]
             if loop.outcome is None or loop.outcome.stop_reason is not StopReason.COMPLETED:
                 break
+            if trial is not None and number < len(row.prompts):
+                await end_processes(loop.bench.sandbox, loop.bench.processes.values())
+                if not await trial.next_prompt():
+                    break
         trajectory = Trajectory(loop.recorder.header, steps, loop.outcome)
-        reward, reward_error = await _reward(context, row, trajectory, loop)
+        reward, reward_error = await _reward(context, row, trajectory, loop, trial)
         schemas = [tool.schema for tool in loop.tools]
         used_toolsets = {tool.toolset for tool in loop.tools}
     facts: JSONObject = {"duration_s": round(time.monotonic() - started, 3), "latency_ms": _latencies(steps)}
@@ -96,7 +123,7 @@ def _take_over(
     context: WorkerContext, row: TaskRow, sample: int, earlier: EarlierAttempt
 ) -> SampleEntry | None:
     """The entry of an attempt that had ended; None if it had not, or has yet to be scored."""
-    reference = row.reward or context.spec.reward
+    reference = context.grader_of(row)
     rewards = [reward.value for reward in earlier.record.rewards if reward.source == reference]
     if not earlier.final or (reference is not None and not rewards):
         return None
@@ -135,7 +162,7 @@ def choose_sample_toolsets(context: WorkerContext, row: TaskRow, sample: int) ->
     )
 
 
-def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
+def _plan(context: WorkerContext, row: TaskRow, sample: int, trial: Trial | None) -> RolloutPlan:
     toolsets = choose_sample_toolsets(context, row, sample)
     sampling = Sampling(**context.config.settings.sampling.model_dump())
     if context.spec.seed is not None:
@@ -148,11 +175,18 @@ def _plan(context: WorkerContext, row: TaskRow, sample: int) -> RolloutPlan:
         sampling=sampling,
         files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
         directory=row.cwd,
+        open_sandbox=None if trial is None else trial.open_sandbox,
     )
 
 
-def _config(config: Config, row: TaskRow) -> Config:
-    """The configuration of one row: a row with an image runs in a container of that image."""
+def _config(context: WorkerContext, row: TaskRow, trial: Trial | None) -> Config:
+    """The configuration of one row: a row with an image runs in a container of that image, and a trial has
+    the time of its task, or that of the run if that is less."""
+    config = context.config
+    if trial is not None:
+        timeout_s = min(trial.timeout_s, context.spec.settings.get("limits.timeout_s", trial.timeout_s))
+        limits = config.settings.limits.model_copy(update={"timeout_s": timeout_s})
+        return replace(config, settings=config.settings.model_copy(update={"limits": limits}))
     if row.image is None:
         return config
     sandbox = config.settings.sandbox.model_copy(update={"backend": "docker", "image": row.image})
@@ -173,10 +207,10 @@ def _prepare(
 
 
 async def _reward(
-    context: WorkerContext, row: TaskRow, trajectory: Trajectory, loop: AgentLoop
+    context: WorkerContext, row: TaskRow, trajectory: Trajectory, loop: AgentLoop, trial: Trial | None
 ) -> tuple[float | None, str | None]:
     """(reward, None), (None, the grader's error), or (None, None) if there is nothing to score."""
-    reference = row.reward or context.spec.reward
+    reference = context.grader_of(row)
     if reference is None or trajectory.outcome is None or trajectory.outcome.infrastructure:
         return None, None
 
@@ -184,11 +218,16 @@ async def _reward(
         await end_processes(loop.bench.sandbox, loop.bench.processes.values())
         return loop.bench.sandbox
 
+    detail: JSONObject = {}
     try:
-        value = await score(context.rewards[reference], row, trajectory, sandbox)
+        if trial is not None:
+            await sandbox()
+            value, detail = await trial.reward()
+        else:
+            value = await score(context.rewards[reference], row, trajectory, sandbox)
     except GraderError as error:
         return None, error.message
-    context.writer.add_reward(Reward(trajectory.header.id, value, reference, {}, now_ms()))
+    context.writer.add_reward(Reward(trajectory.header.id, value, reference, detail, now_ms()))
     return value, None
 
 

@@ -63,6 +63,8 @@ class RunSpec:
     """Messages shown before the prompt, left out of the dataset."""
     reward: str | None = None
     """path/to/file.py:function."""
+    trials: JSONObject | None = None
+    """This opens and scores the rows; see batch.trial."""
     filters: Filters = Filters()
     accepted: tuple[str, ...] = ()
     """Changes that were accepted on a later start, as 'field: old -> new'."""

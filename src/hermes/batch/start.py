@@ -88,6 +88,7 @@ def make_spec(
         texts=dict(config.texts),
         prefill=read_prefill(options.prefill_messages_file),
         reward=options.reward,
+        trials=options.trials,
         filters=Filters(
             require_reasoning=options.require_reasoning,
             drop_unknown_tools=options.drop_unknown_tools,

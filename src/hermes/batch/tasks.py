@@ -43,6 +43,8 @@ class TaskRow:
     """Messages that come before the first prompt (from `messages`)."""
     image: str | None = None
     """Container image for this task's sandbox."""
+    folder: str | None = None
+    """On this machine: of the task that a trial is opened for (batch.trial)."""
     cwd: str | None = None
     """Working directory of the tools, in the workspace and created if missing; absolute: one of the image."""
     files: JSONObject = field(default_factory=dict)
@@ -65,7 +67,17 @@ class TaskRow:
 @dataclass(frozen=True, slots=True)
 class BadRow:
     line: int
+    """Its line, or which it is of the tasks that are left out."""
     reason: str
+    task: str | None = None
+    """The name of a task that is a folder."""
+
+    def to_json(self) -> JSONObject:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        place = f"bad row on line {self.line}" if self.task is None else f"left out: {self.task}"
+        return f"{place}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hermes.batch.options import HarborFlags
+from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
 
 if TYPE_CHECKING:
     from hermes.envs.harbor.check import Verdict
     from hermes.envs.harbor.dataset import BadTask
-
-_KINDS = click.Choice(["auto", "bubblewrap", "container"])
-_NETWORKS = click.Choice(["none", "task"])
 
 
 @click.command("harbor")
@@ -24,10 +23,7 @@ _NETWORKS = click.Choice(["none", "task"])
     "--solutions", is_flag=True, help="Play each reference solution, and an agent that does nothing."
 )
 @click.option("--red-team", is_flag=True, help="Play agents that steal the reward too.")
-@click.option("--env.place", "kind", type=_KINDS, default="auto", help="Where tasks run.")
-@click.option("--env.network", "network", type=_NETWORKS, default="none", help="task: as each task says.")
-@click.option("--env.bases", "bases", multiple=True, help="A base image that this machine stands for.")
-@click.option("--env.wheels", "wheels", help="A folder of packages that pip installs from.")
+@model_options(HarborFlags)
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Trials at one time.")
 @click.option("--again", is_flag=True, help="Check tasks again that have not changed since their last check.")
 @json_option
@@ -35,13 +31,11 @@ _NETWORKS = click.Choice(["none", "task"])
 @stored_variables
 def check_harbor(
     ctx: click.Context,
+    /,
+    options: HarborFlags,
     folder: Path,
     solutions: bool,
     red_team: bool,
-    kind: str,
-    network: str,
-    bases: tuple[str, ...],
-    wheels: str | None,
     workers: int,
     again: bool,
     as_json: bool,
@@ -55,16 +49,15 @@ def check_harbor(
     import asyncio
 
     from hermes.config.load import load
-    from hermes.envs.builtin.harbor import HarborConfig
     from hermes.envs.harbor.check import check_tasks, report_json
     from hermes.envs.harbor.dataset import read_tasks
+    from hermes.envs.harbor.place import PlaceOptions
     from hermes.envs.harbor.places import open_places, sweep_all
 
     config = load()
-    choices = {"place": kind, "network": network, "bases": list(bases), "wheels": wheels}
-    settings = HarborConfig.model_validate(choices)
+    place_options = PlaceOptions.of(options.network, options.bases, options.wheels)
     task_folder = read_tasks(folder, config.environ)
-    places = open_places(config.home, config.settings.sandbox, settings.place_options(), settings.place)
+    places = open_places(config.home, config.settings.sandbox, place_options, options.place)
     sweep_all(config.home, places)
     count, total = 0, len(task_folder.tasks)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +25,46 @@ def test_every_document_is_valid_atif(example: Example) -> None:
     (row,) = atif.write(example, ToolCallStyle.STRUCTURED)
     parsed = nat.Trajectory.model_validate_json(json.dumps(row))
     assert len(parsed.steps) == row["final_metrics"]["total_steps"]
+
+
+HARBOR = "harbor==0.25.0"
+VALIDATE = """
+import json, sys, types
+for name in ("harbor", "harbor.models", "harbor.utils"):  # their own modules import all of Harbor
+    sys.modules[name] = package = types.ModuleType(name)
+    package.__path__ = [f"{sys.argv[1]}/{name.replace('.', '/')}"]
+from harbor.utils.trajectory_validator import TrajectoryValidator
+validator, count = TrajectoryValidator(), 0
+for line in sys.stdin:
+    assert validator.validate(json.loads(line)), (validator.errors, line)
+    count += 1
+assert not validator.validate({"schema_version": "ATIF-v1.4", "steps": []})
+print(count)
+"""
+
+
+@pytest.mark.slow
+def test_harbors_own_validator_accepts_every_document(tmp_path: Path) -> None:
+    """Of the package whose viewer shows them; it needs Python 3.12, and its models of ATIF do not."""
+    flags = ("--no-deps", "--ignore-requires-python", "--target", str(tmp_path))
+    got = subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", *flags, HARBOR], capture_output=True, text=True
+    )
+    if got.returncode:
+        pytest.skip(f"pip could not install {HARBOR}: {got.stderr.strip()[-300:]}")
+    lines: list[str] = []
+
+    @given(example=made.examples())
+    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    def write(example: Example) -> None:
+        lines.extend(json.dumps(row) for row in atif.write(example, ToolCallStyle.STRUCTURED))
+
+    write()
+    text = "".join(f"{line}\n" for line in lines)
+    child = [sys.executable, "-c", VALIDATE, str(tmp_path)]
+    done = subprocess.run(child, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) == len(lines) >= 100
 
 
 def test_a_turn_is_one_step_with_its_calls_and_their_results() -> None:

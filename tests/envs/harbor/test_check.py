@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
+from hermes.config.settings import SandboxSettings
 from hermes.envs.builtin.harbor import HarborConfig, HarborEnv
+from hermes.envs.harbor.check import check_tasks
+from hermes.envs.harbor.dataset import read_tasks
+from hermes.envs.harbor.place import PlaceOptions
+from hermes.envs.harbor.places import open_places
 from hermes.envs.servers.config import APIServerConfig
 from hermes.sandbox.open import unusable_reason
 from tests.cli.process import hermes
 from tests.envs.harbor.folders import TOML, alone_with_the_engine, write_task
+from tests.envs.harbor.scale import check_with_a_kill, write_tasks
 
 pytestmark = pytest.mark.skipif(
     unusable_reason("bubblewrap") is not None, reason=f"bubblewrap: {unusable_reason('bubblewrap')}"
@@ -107,3 +113,23 @@ def test_clean_removes_what_was_built(home: Path, tmp_path: Path) -> None:
     assert removed["roots"] == 1 and not any((home / "harbor/roots").iterdir())
     assert not any((home / "harbor/trials").iterdir())
     check(home, tmp_path / "t", "--solutions", "--again")
+
+
+async def test_what_was_built_is_not_kept_where_the_disk_is_short(tmp_path: Path, home: Path) -> None:
+    for name in ("a", "b"):
+        write_task(tmp_path / "tasks" / name)
+    tasks = read_tasks(tmp_path / "tasks").tasks
+    places = open_places(home, SandboxSettings(), PlaceOptions(), "bubblewrap")
+    for least_free_bytes, kept in ((0, 1), (1 << 60, 0)):
+        verdicts = await check_tasks(
+            tasks, places, home, solutions=True, again=True, least_free_bytes=least_free_bytes
+        )
+        assert all(verdict.sound for verdict in verdicts), verdicts
+        assert len([path for path in (home / "harbor/roots").iterdir() if path.is_dir()]) == kept
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_five_hundred_tasks_are_checked_and_a_kill_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    write_tasks(tmp_path / "tasks", 500, "debian:12")
+    check_with_a_kill(home, tmp_path / "tasks", 500, "bubblewrap")

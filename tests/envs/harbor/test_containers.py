@@ -27,6 +27,7 @@ from hermes.sandbox.docker import find_engine
 from hermes.sandbox.open import unusable_reason
 from hermes.sandbox.task_container import labelled
 from tests.envs.harbor.folders import alone_with_the_engine, write_task
+from tests.envs.harbor.scale import check_with_a_kill, write_tasks
 
 PROGRAMS = (
     *(
@@ -215,3 +216,14 @@ async def test_a_machine_that_is_too_small_is_named(tmp_path: Path, home: Path, 
     folder = write_task(tmp_path / "t", dockerfile=DOCKERFILE, toml="[environment]\nstorage_mb = 99999999999")
     with pytest.raises((TaskError, SandboxError), match="storage_mb"):
         await play(folder, home, "true")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_forty_tasks_are_checked_in_containers_and_a_kill_leaves_nothing(
+    tmp_path: Path, home: Path, base: str
+) -> None:
+    write_tasks(tmp_path / "tasks", 40, base)
+    check_with_a_kill(home, tmp_path / "tasks", 40, "container")
+    engine = find_engine()
+    assert labelled(engine, "ps") == {} and labelled(engine, "images") == {}

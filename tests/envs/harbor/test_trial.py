@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -295,3 +296,20 @@ async def test_a_trial_that_was_killed_is_swept(tmp_path: Path, home: Path) -> N
         (killed / "file").write_text("x")
         assert sweep(home) == 1
         assert len(list(trials_folder(home).iterdir())) == 1
+
+
+async def test_tests_find_uvx_among_the_wheels(tmp_path: Path, home: Path) -> None:
+    """Its cache is not that of the agent's user, and it asks no network."""
+    uvx = "#!/bin/sh\n[ -d $UV_FIND_LINKS ] && echo $1 $UV_OFFLINE ${UV_CACHE_DIR%/*/*}\n"
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "uv-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("uv-1.0.data/scripts/uvx", uvx)
+        archive.writestr("uv-1.0.data/scripts/../../escape", "")
+    test = "[ \"$(uvx pytest)\" = 'pytest 1 /.test-packages' ]; echo $((1 - $?)) > /logs/verifier/reward.txt"
+    folder = write_task(tmp_path / "t", test=test)
+    planted = shell(
+        "mkdir -p /root/.local/bin; echo exit > /root/.local/bin/uvx; chmod +x /root/.local/bin/uvx"
+    )
+    assert (await play(folder, home, planted, wheels=wheels)).value == 1
+    assert (await play(folder, home, planted)).value == 0, "without the wheels there is none"

@@ -13,22 +13,17 @@ import pytest
 
 from hermes.envs.rewards.result import GraderError
 from hermes.errors import HermesError, SandboxError
-from tests.compat.venvs import pip, venv_python
-from tests.envs.openenv.world import FOLDER, call, opened, served
+from tests.envs.openenv.world import FOLDER, call, opened, package_python, served
 
 pytest.importorskip("websockets", reason="the package websockets of the extra 'envs' is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("home")]
 CLIENT = FOLDER / "openenv_client.py"
-PARTS = ("fastapi", "uvicorn", "websockets", "fastmcp", "requests", "httpx", "pydantic", "pyyaml")
 
 
 @pytest.fixture(scope="module")
 def python() -> str:
     """An interpreter with openenv-core, without its web pages and its command line."""
-    path = venv_python("openenv", *PARTS)
-    if not list(path.parent.parent.glob("lib/*/site-packages/openenv")):
-        pip(path, "install", "--no-deps", "openenv-core==0.3.0")
-    return str(path)
+    return str(package_python())
 
 
 async def test_an_environment_of_the_package_is_played(home: Path, python: str) -> None:

@@ -14,6 +14,7 @@ from hermes.core import Message, ToolCall
 from hermes.envs.builtin.openenv import OpenEnvConfig, OpenEnvEnv
 from hermes.envs.cli.sample_grader import ScriptedPolicy
 from hermes.envs.servers.config import APIServerConfig
+from tests.compat.venvs import pip, venv_python
 
 FOLDER = Path(__file__).parent
 
@@ -48,3 +49,12 @@ async def opened(home: Path, *turns: Message, **settings: Any) -> OpenEnvEnv:
         raise
     env.rehearse(ScriptedPolicy(turns), home)
     return env
+
+
+def package_python() -> Path:
+    """An interpreter with openenv-core, without its web pages and its command line."""
+    parts = ("fastapi", "uvicorn", "websockets", "fastmcp", "requests", "httpx", "pydantic", "pyyaml")
+    path = venv_python("openenv", *parts)
+    if not list(path.parent.parent.glob("lib/*/site-packages/openenv")):
+        pip(path, "install", "--no-deps", "openenv-core==0.3.0")
+    return path

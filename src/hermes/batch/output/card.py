@@ -73,7 +73,8 @@ def _origin(spec: RunSpec) -> dict[str, JSON]:
         "system prompt of its own": f"{len(spec.system_prompt)} characters" if spec.system_prompt else None,
         "prefilled messages": len(spec.prefill) or None,
         "reward": f"{PurePath(reward_file).name}:{function}" if spec.reward else None,
-        "dataset": _dataset_name(spec.dataset),
+        "tasks": spec.trials and "folders of Harbor, scored by their own tests",
+        "dataset": PurePath(spec.dataset).name if spec.trials else _dataset_name(spec.dataset),
         "dataset digest": spec.dataset_digest,
         "specification digest": spec_digest(spec),
         "settings changed on the way": ", ".join(change.partition(":")[0] for change in spec.accepted)

@@ -97,7 +97,7 @@ def finalise(folder: Path, spec: RunSpec, dataset: Dataset) -> DatasetSummary:
             writer = _RowWriter(tally, dataset_sinks, filtered_sink, dedupe=spec.filters.dedupe)
             owed = _write_rows(index, writer)
         _write_lines(folder / "failed.jsonl", (_failure(key, index, tally) for key in owed))
-    _write_lines(folder / "bad_rows.jsonl", ({"line": bad.line, "reason": bad.reason} for bad in dataset.bad))
+    _write_lines(folder / "bad_rows.jsonl", (bad.to_json() for bad in dataset.bad))
     if not with_parquet:
         shutil.rmtree(folder / card.PARQUET_FOLDER, ignore_errors=True)
     statistics = tally.result()

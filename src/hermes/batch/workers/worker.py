@@ -32,6 +32,7 @@ from hermes.batch.reward import RewardFunction, load_reward
 from hermes.batch.rollout import WorkerContext, run_sample
 from hermes.batch.spec import RunSpec, load_spec
 from hermes.batch.tasks import TaskRow
+from hermes.batch.trial import open_trials
 from hermes.batch.workers.base import WorkerJob
 from hermes.batch.workers.run_budget import BudgetedModel
 from hermes.config.environment import export_stored
@@ -181,7 +182,8 @@ async def work(
     try:
         with open_writer(config) as writer, Reader(db_path(config.home)) as reader:
             rewards = _load_rewards(job.spec, job.rewards)
-            context = WorkerContext(job.spec, config, model, writer, reader, rewards)
+            trials = open_trials(job.spec.trials, config)
+            context = WorkerContext(job.spec, config, model, writer, reader, rewards, trials)
             send_report({"say": "ready"})
             await Worker(context, journal, send_report).serve(orders)
     finally:

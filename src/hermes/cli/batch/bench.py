@@ -30,7 +30,8 @@ _MESSAGE_CHARS = 160
 
 
 class BenchOptions(RunFolder):
-    dataset_file: str = option(..., "Tasks, as for 'hermes batch'.", metavar="FILE")
+    dataset_file: str | None = option(None, "Tasks, as for 'hermes batch'.", metavar="FILE")
+    harbor: Path | None = option(None, "Or a folder of Harbor tasks.", path="folder", metavar="FOLDER")
     models: str = option(..., "Each as provider/name.", "--model", former=("--models",), metavar="A,B,C")
     samples: int = option(1, "Samples of each task.", "--samples-per-prompt", former=("--samples",), ge=1)
     reward: str | None = option(
@@ -58,16 +59,17 @@ class _Bench:
     """One call of the command."""
 
     def __init__(self, ctx: click.Context, options: BenchOptions, as_json: bool) -> None:
-        from hermes.batch.tasks import read_dataset
+        from hermes.cli.batch.run import read_tasks
 
         self._ctx = ctx
         self._options = options
         self._as_json = as_json
         self._models = _split_models(options.models)
         self._errors: dict[str, HermesError] = {}
-        self._name = options.run_name or f"bench-{Path(options.dataset_file).stem}"
-        max_rows = self._batch_options(self._models[0]).max_samples
-        self._dataset = read_dataset(options.dataset_file, max_rows=max_rows)
+        source = options.harbor or options.dataset_file or ""
+        self._name = options.run_name or f"bench-{Path(source).absolute().stem}"
+        first = self._batch_options(self._models[0])
+        self._dataset = read_tasks(first, first.dataset)
         if bad_rows := self._dataset.bad:
             click.echo(f"{len(bad_rows)} rows cannot be used; each run's bad_rows.jsonl says why", err=True)
         self._reward, self._scoring = self._grader()
@@ -140,6 +142,8 @@ class _Bench:
             BatchOptions,
             {
                 "dataset_file": self._options.dataset_file,
+                "harbor": self._options.harbor,
+                "reward": self._options.reward,
                 "run_name": f"{self._name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}",
                 "model": model,
                 "samples_per_prompt": self._options.samples,
@@ -152,6 +156,8 @@ class _Bench:
     def _grader(self) -> tuple[str | None, str | None]:
         """The reward function's reference and its title; (None, None) if nothing can be scored."""
         rows = self._dataset.rows
+        if self._options.harbor is not None:
+            return None, "the tasks' own tests"
         if reference := self._options.reward:
             return reference, Path(reference).name
         if any(row.expected is not None and row.reward is None for row in rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,6 +38,7 @@ from hermes.safety.text import printable
 from hermes.store import Filter
 
 _BAD_ROWS_SHOWN = 5
+_HARBOR_TOOLSETS = "terminal,file"
 
 
 def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bool) -> int:
@@ -45,11 +47,11 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
     `early` is a worker process that waits for its job (batch.workers.launch).
     """
     export_stored()
-    dataset_file, folder = options.dataset, options.folder
+    source, folder = options.dataset, options.folder
     if options.resume and not (folder / "run.json").exists():
         raise UsageError(f"there is no run in {folder} to resume", "leave out --resume to start it")
     worker_context = open_workers(options, folder, early)
-    dataset = read_dataset(dataset_file, max_rows=options.max_samples)
+    dataset = read_tasks(options, source)
     _report_bad_rows(dataset)
     options = with_grader(options, dataset)
     if (options.reward or "").endswith(":text_match"):
@@ -85,6 +87,24 @@ def run(options: BatchOptions, early: Popen[bytes] | None = None, *, as_json: bo
     return 0 if result.complete and not _never_scored(summary) else 1
 
 
+def read_tasks(options: BatchOptions, source: str) -> Dataset:
+    """UsageError or ConfigError: there is no task that can be used."""
+    if options.harbor is None:
+        return read_dataset(source, max_rows=options.max_samples)
+    for flag, is_given in (
+        ("--dataset-file", options.dataset_file),
+        ("--reward", options.reward),
+        ("--sandbox", options.sandbox),
+    ):
+        if is_given:
+            hint = "its tasks have prompts, tests and sandboxes of their own"
+            raise UsageError(f"--harbor and {flag} exclude each other", hint)
+    from hermes.envs.harbor.rows import read_rows
+
+    dataset = read_rows(options.harbor, load(), options.harbor_flags(), unsound=options.unsound)
+    return replace(dataset, rows=dataset.rows[: options.max_samples])
+
+
 def check_rewards(reward: str | None, dataset: Dataset) -> None:
     """UsageError: a reward function of the run or of a row cannot be used; found before anything is paid."""
     for reference in {reward, *(row.reward for row in dataset.rows)}:
@@ -99,9 +119,10 @@ def _never_scored(summary: DatasetSummary) -> bool:
 
 
 def run_options(options: BatchOptions, policy_url: str | None) -> RunOptions:
-    return RunOptions(
-        options.num_workers, options.concurrency, options.max_tries, options.max_cost, policy_url
-    )
+    concurrency = options.concurrency
+    if options.harbor is not None and "concurrency" not in options.model_fields_set:
+        concurrency = 2 * (os.cpu_count() or 1)  # each sample is a sandbox with its task's resources
+    return RunOptions(options.num_workers, concurrency, options.max_tries, options.max_cost, policy_url)
 
 
 @contextmanager
@@ -141,6 +162,8 @@ def open_workers(
         from hermes.cluster.connect import prepare
 
         address = None if options.ray_address == "local" else options.ray_address
+        if options.harbor is not None and address is not None:
+            raise UsageError("--harbor and --ray exclude each other", "its tasks are files of this machine")
         prepare(address, insecure=options.ray_insecure)
         return open_ray_workers(folder, address, options.num_workers)
     if options.ray_insecure:
@@ -151,6 +174,8 @@ def open_workers(
 def spec_of(options: BatchOptions, dataset: Dataset) -> tuple[Config, RunSpec]:
     """The configuration, and the specification with the policy that a name like `policy` stands for now."""
     config = load(options.settings())
+    if options.harbor is not None and options.toolsets is None and options.distribution is None:
+        options = options.model_copy(update={"toolsets": _HARBOR_TOOLSETS})
     base_url = options.base_url
     model = asyncio.run(choose_model(config, options.model, base_url)) or config.settings.model
     policy = find_policy(config, model, _note) if base_url is None else None
@@ -186,7 +211,7 @@ async def _run_with_signals(pool: Pool) -> None:
 
 def _report_bad_rows(dataset: Dataset) -> None:
     for row in dataset.bad[:_BAD_ROWS_SHOWN]:
-        click.echo(f"bad row on line {row.line}: {printable(row.reason)}", err=True)
+        click.echo(printable(str(row)), err=True)
     if len(dataset.bad) > _BAD_ROWS_SHOWN:
         click.echo(
             f"… {len(dataset.bad) - _BAD_ROWS_SHOWN} more bad rows, listed in bad_rows.jsonl", err=True

@@ -29,8 +29,8 @@ from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, finished_roll
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.program import ProgramConfig, ProgramEnv
 from hermes.envs.builtin.reward_function import split
-from hermes.envs.harbor.check import read_verdicts
-from hermes.envs.harbor.dataset import TaskFolder, read_tasks
+from hermes.envs.harbor.check import usable_tasks
+from hermes.envs.harbor.dataset import read_tasks
 from hermes.envs.harbor.place import PlaceOptions
 from hermes.envs.harbor.places import open_places, sweep_all
 from hermes.envs.harbor.schema import TaskError
@@ -67,13 +67,6 @@ class HarborConfig(ProgramConfig):
         default=False, description="Also use tasks that failed the check of their solutions."
     )
 
-    def place_options(self) -> PlaceOptions:
-        """ConfigError: there is no folder `wheels`."""
-        wheels = None if self.wheels is None else Path(self.wheels).expanduser().resolve()
-        if wheels is not None and not wheels.is_dir():
-            raise ConfigError(f"there is no folder '{wheels}'.", "Make it: pip download -d FOLDER PACKAGE …")
-        return PlaceOptions(self.network, tuple(self.bases), wheels)
-
 
 class HarborEnv(ProgramEnv):
     """Tasks in Harbor's form: --env.dataset_path FOLDER, also with --env.agent."""
@@ -98,39 +91,22 @@ class HarborEnv(ProgramEnv):
             )
         hermes = self.hermes_config()
         self._places = await asyncio.to_thread(
-            open_places, hermes.home, hermes.settings.sandbox, config.place_options(), config.place
+            open_places,
+            hermes.home,
+            hermes.settings.sandbox,
+            PlaceOptions.of(config.network, config.bases, config.wheels),
+            config.place,
         )
         await asyncio.to_thread(sweep_all, hermes.home, self._places)
         folder = await asyncio.to_thread(read_tasks, Path(config.dataset_path), hermes.environ)
-        tasks = self._usable(folder)
+        verdicts_home = None if config.unsound else hermes.home
+        tasks, reasons = usable_tasks(folder, self._places, verdicts_home, one_stage=bool(config.agent))
+        for name, reason in reasons.items():
+            logger.warning("task %s is left out: %s", name, reason)
         self._tasks, self._held_out_tasks = split(tasks, config.eval_share)
         self._trials: dict[str, Trial] = {}
         if config.agent:
             await self.open_programs(find_program(config.agent, config.agent_paths))
-
-    def _usable(self, folder: TaskFolder) -> list[Task]:
-        verdicts = {} if self.config.unsound else read_verdicts(self.hermes_config().home)
-        tasks, reasons = [], {bad.name: bad.reason for bad in folder.bad}
-        for task in folder.tasks:
-            try:
-                self._places.check(task)
-                if self.config.agent and len(task.stages) > 1:
-                    raise TaskError("steps: a program of yours does a task of one instruction.")
-                if (verdict := verdicts.get(task.digest)) is not None and not verdict.sound:
-                    raise TaskError(f"{verdict.problem} --env.unsound true uses it all the same.")
-            except TaskError as error:
-                reasons[task.key] = error.message
-            else:
-                tasks.append(task)
-        for name, reason in reasons.items():
-            logger.warning("task %s is left out: %s", name, reason)
-        if not tasks:
-            name, reason = next(iter(reasons.items()))
-            raise ConfigError(
-                f"none of the {len(reasons)} tasks can be used; the first, {name}: {reason}",
-                f"hermes env check harbor {self.config.dataset_path} lists all of them.",
-            )
-        return tasks
 
     def format_prompt(self, item: Task) -> str:  # type: ignore[override]
         return item.stages[0].instruction

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,15 +21,18 @@ from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.disk.files import make_private_dirs
 from hermes.envs.harbor.cheats import CHEATS
 from hermes.envs.harbor.schema import TaskError
-from hermes.envs.harbor.trial import Trial, open_trial
+from hermes.envs.harbor.trial import Trial, images, open_trial, runs_alone
 from hermes.envs.rewards.result import GraderError, RewardResult
-from hermes.errors import HermesError
+from hermes.errors import ConfigError, HermesError
 
 if TYPE_CHECKING:
+    from hermes.envs.harbor.dataset import TaskFolder
     from hermes.envs.harbor.places import ChosenPlaces
     from hermes.envs.harbor.task import Task
 
 _TOLERANCE = 1e-9
+LEAST_FREE_BYTES = 10 << 30
+"""With less left on a disk, what a task was built into is removed once the task has been checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,36 @@ class Verdict:
         return bool(self.place) and (self.problem != "" or not solutions or played)
 
 
+def usable_tasks(
+    folder: TaskFolder, places: ChosenPlaces, verdicts_home: Path | None, *, one_stage: bool = False
+) -> tuple[list[Task], dict[str, str]]:
+    """The tasks that can run here and have not failed a check, and the reason for each other one, by name.
+
+    `verdicts_home`: where checks have kept their verdicts; None: those are ignored. `one_stage`: without
+    tasks of several steps, which a program cannot do. ConfigError: none of the tasks can be used.
+    """
+    verdicts = {} if verdicts_home is None else read_verdicts(verdicts_home)
+    tasks, reasons = [], {bad.name: bad.reason for bad in folder.bad}
+    for task in folder.tasks:
+        try:
+            places.check(task)
+            if one_stage and len(task.stages) > 1:
+                raise TaskError("steps: a program of yours does a task of one instruction.")
+            if (verdict := verdicts.get(task.digest)) is not None and not verdict.sound:
+                raise TaskError(f"{verdict.problem} --env.unsound true uses it all the same.")
+        except TaskError as error:
+            reasons[task.key] = error.message
+        else:
+            tasks.append(task)
+    if not tasks:
+        name, reason = next(iter(reasons.items()))
+        raise ConfigError(
+            f"none of the {len(reasons)} tasks can be used; the first, {name}: {reason}",
+            "hermes env check harbor FOLDER lists all of them.",
+        )
+    return tasks, reasons
+
+
 async def check_tasks(
     tasks: Sequence[Task],
     places: ChosenPlaces,
@@ -67,9 +102,11 @@ async def check_tasks(
     red_team: bool = False,
     workers: int = 2,
     again: bool = False,
+    least_free_bytes: int = LEAST_FREE_BYTES,
     announce: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
     """A verdict for each task, in their order; at most `workers` run at one time."""
+    running: Counter[str] = Counter()
     known_verdicts = {} if again else read_verdicts(home)
     slots, options = asyncio.Semaphore(workers), str(places.options)
 
@@ -86,12 +123,17 @@ async def check_tasks(
         if earlier is not None and is_same and earlier.covers(solutions, red_team):
             return replace(earlier, task=task.key)
         async with slots:
+            running[task.environment_digest] += 1
             try:
                 verdict = await _play(verdict, task, places, home, red_team)
             except TaskError as error:  # its image or its files
                 verdict = replace(verdict, problem=error.message)
             except HermesError as error:
                 return replace(verdict, problem=error.message)
+            finally:
+                running[task.environment_digest] -= 1
+                if not running[task.environment_digest]:
+                    await asyncio.to_thread(_make_room, task, places, home, least_free_bytes)
         await asyncio.to_thread(_keep, home, verdict)
         return verdict
 
@@ -101,6 +143,14 @@ async def check_tasks(
         return verdict
 
     return list(await asyncio.gather(*map(check_and_announce, tasks)))
+
+
+def _make_room(task: Task, places: ChosenPlaces, home: Path, least_free_bytes: int) -> None:
+    """Removes what the task was built into, if a disk is short: that of roots, or that of an engine."""
+    free_bytes = min(shutil.disk_usage(path).free for path in (home, "/var/lib"))
+    if free_bytes < least_free_bytes and runs_alone(home):
+        for image in images(task):
+            places.of(task).remove_built(*image)
 
 
 async def _play(verdict: Verdict, task: Task, places: ChosenPlaces, home: Path, red_team: bool) -> Verdict:

@@ -77,6 +77,11 @@ class ContainerPlaces:
         workdir = machine.workdir or (inspected.get("Config") or {}).get("WorkingDir") or "/"
         return ContainerPlace(self._engine, self._settings, self._options, machine, image, folder, workdir)
 
+    def remove_built(self, environment: Path, machine: Machine) -> None:
+        name = _image_name(environment)
+        if machine.docker_image is None and not has_containers(self._engine, name):
+            remove(self._engine, "images", name)
+
     async def _image(self, environment: Path, machine: Machine) -> tuple[str, JSONObject]:
         """The task's image, at hand, and what the engine says of it."""
         image = machine.docker_image or await self._built(environment, machine)
@@ -95,11 +100,10 @@ class ContainerPlaces:
             raise TaskError(f"environment.docker_image = {image} {reason}") from error
 
     async def _built(self, environment: Path, machine: Machine) -> str:
-        digest = hashlib.sha256(await asyncio.to_thread(folder_digest, environment))
-        image = f"{REPOSITORY}:{digest.hexdigest()[:32]}"
+        image = await asyncio.to_thread(_image_name, environment)
         locks = self._home / "harbor" / "locks"
         await asyncio.to_thread(make_private_dirs, locks)
-        lock = FileLock(locks / digest.hexdigest()[:32])
+        lock = FileLock(locks / image.rpartition(":")[2])
         await asyncio.to_thread(lock.acquire)
         try:
             if not await self._has(image):
@@ -117,6 +121,11 @@ class ContainerPlaces:
         except SandboxError:
             return False
         return True
+
+
+def _image_name(environment: Path) -> str:
+    """Named by the content that it is built from."""
+    return f"{REPOSITORY}:{hashlib.sha256(folder_digest(environment)).hexdigest()[:32]}"
 
 
 class ContainerPlace:

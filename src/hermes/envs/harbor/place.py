@@ -15,8 +15,10 @@ import json
 import math
 import os
 import posixpath
+import re
 import shlex
 import tarfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from hermes.disk.trees import remove_tree
 from hermes.envs.harbor.dockerfile import Copy, Host, Recipe, read_recipe
 from hermes.envs.harbor.schema import Artifact, Machine, NetworkMode, TaskError
 from hermes.envs.harbor.task import Task, folder_digest
+from hermes.errors import ConfigError
 from hermes.sandbox.bubblewrap import BubblewrapSandbox
 from hermes.sandbox.bwrap_args import host_layout
 from hermes.sandbox.directory import work_in
@@ -61,6 +64,14 @@ class PlaceOptions:
     """Further base images, as patterns, for which this machine's own root stands."""
     wheels: Path | None = None
     """A folder of Python packages that pip installs from while an image is built and tests run."""
+
+    @classmethod
+    def of(cls, network: Literal["none", "task"], bases: Sequence[str], wheels: str | None) -> PlaceOptions:
+        """ConfigError: there is no folder `wheels`."""
+        folder = None if wheels is None else Path(wheels).expanduser().resolve()
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"there is no folder '{folder}'.", "Make it: pip download -d FOLDER PACKAGE …")
+        return cls(network, tuple(bases), folder)
 
 
 class Place(Protocol):
@@ -205,6 +216,11 @@ class BubblewrapPlaces:
         workdir = machine.workdir or built.workdir
         return BubblewrapPlace(self._settings, self._options, machine, built, root, folder, workdir)
 
+    def remove_built(self, environment: Path, machine: Machine) -> None:
+        """No trial of it may be running: its packages are mounted."""
+        with suppress(TaskError):  # it could not be built
+            remove_tree(self._folder / self._key(environment, machine, self.recipe(environment, machine)))
+
     async def _built(self, environment: Path, machine: Machine) -> _Built:
         recipe = await asyncio.to_thread(self.recipe, environment, machine)
         key = await asyncio.to_thread(self._key, environment, machine, recipe)
@@ -308,6 +324,26 @@ def pip_variables(options: PlaceOptions, target: str) -> dict[str, str]:
     return variables if options.network == "task" else {**variables, "PIP_NO_INDEX": "1"}
 
 
+def _lay_uv(wheels: Path, packages: Path) -> dict[str, str]:
+    """Puts uv and uvx, which many tests install from the network, where tests find commands; its variables.
+
+    Nothing if `wheels` has no wheel of uv.
+    """
+    for wheel in sorted(wheels.glob("uv-[0-9]*.whl"), reverse=True):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if re.fullmatch(r"uv-[^/]+\.data/scripts/uvx?", name):
+                    target = packages / "bin" / name.rpartition("/")[2]
+                    target.parent.mkdir(exist_ok=True)
+                    target.write_bytes(archive.read(name))
+                    target.chmod(0o755)
+        # Not the cache of the agent's user, which may hold packages of its own.
+        private = {f"UV_{name}_DIR": f"{_TEST_PACKAGES}/uv/{name.lower()}" for name in ("CACHE", "TOOL")}
+        sources = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(wheels), "UV_PYTHON_DOWNLOADS": "never"}
+        return {**private, **sources}
+    return {}
+
+
 async def _copy(sandbox: Sandbox, environment: Path, action: Copy) -> None:
     """COPY as docker does it: the content of folders, files by name, patterns."""
     target = action.target.rstrip("/") or "/"
@@ -387,12 +423,17 @@ class BubblewrapPlace:
         give_to_sandbox(logs)
         packages = self.folder / f"packages-{new_id()}"
         packages.mkdir()
+        uv = (
+            {}
+            if self.options.wheels is None
+            else await asyncio.to_thread(_lay_uv, self.options.wheels, packages)
+        )
         give_to_sandbox(packages)
         targets = {VERIFIER_LOGS: logs, TESTS: copy, _TEST_PACKAGES: packages}
         mounts = [Mount(source, target, True) for target, source in targets.items()]
         # Not the user's folder of the agent: what it installed there runs code in every Python that starts.
         path = {"PATH": f"{self.variables['PATH']}:{_TEST_PACKAGES}/bin"}
-        extra = {**pip_variables(self.options, _TEST_PACKAGES), **path, **variables}
+        extra = {**pip_variables(self.options, _TEST_PACKAGES), **uv, **path, **variables}
         shown_paths = () if self.options.wheels is None else (str(self.options.wheels),)
         return await self._open(mounts, extra, network, timeout_s, shown_paths)
 

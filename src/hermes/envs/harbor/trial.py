@@ -51,6 +51,10 @@ class Places(Protocol):
     def check(self, task: Task) -> None: ...
     async def open(self, environment: Path, machine: Machine, folder: Path) -> Place: ...
 
+    def remove_built(self, environment: Path, machine: Machine) -> None:
+        """Removes what was kept of an image; no place of it may be open."""
+        ...
+
 
 @dataclass
 class Trial:
@@ -154,12 +158,10 @@ class Trial:
 
     async def _score_apart(self, stage: Stage, part: VerifierPart) -> RewardResult:
         """In a fresh place that has the artifacts of the agent's and nothing else of it."""
-        machine = part.machine or self.task.file.machine
-        own_images = [path for path in stage.tests if (path / "Dockerfile").is_file()]
-        environment = own_images[-1] if own_images else self.task.environment
+        environment, machine = verifier_image(self.task, stage)
         folder = self.folder / f"verifier-{new_id()}"
         folder.mkdir(mode=0o711)
-        site = await self.places.open(environment, replace(machine, workdir=machine.workdir), folder)
+        site = await self.places.open(environment, machine, folder)
         try:
             declared = (*self.task.file.artifacts, *(stage.part.artifacts if stage.part else ()))
             await site.take([*declared, Artifact("/logs/artifacts", "/logs/artifacts")], self.place)
@@ -193,6 +195,19 @@ class Trial:
             raise GraderError(f"{error.message} tests/test.sh: {_tail(ended)}") from error
 
 
+def verifier_image(task: Task, stage: Stage) -> tuple[Path, Machine]:
+    """The folder and the machine that the place of a separate verifier is built from."""
+    own_images = [path for path in stage.tests if (path / "Dockerfile").is_file()]
+    machine = task.verifier_of(stage).machine or task.file.machine
+    return own_images[-1] if own_images else task.environment, machine
+
+
+def images(task: Task) -> list[tuple[Path, Machine]]:
+    """The same for every place of a trial of the task."""
+    apart = [stage for stage in task.stages if task.verifier_of(stage).separate]
+    return [(task.environment, task.file.machine), *(verifier_image(task, stage) for stage in apart)]
+
+
 @asynccontextmanager
 async def open_trial(task: Task, places: Places, home: Path) -> AsyncIterator[Trial]:
     """A trial of a task in a place of its own, which is removed at the end of the block.
@@ -217,6 +232,12 @@ async def open_trial(task: Task, places: Places, home: Path) -> AsyncIterator[Tr
 
 def trials_folder(home: Path) -> Path:
     return home / "harbor" / "trials"
+
+
+def runs_alone(home: Path) -> bool:
+    """Whether no other process has a trial of this home under way."""
+    owners = {_owner(path) for path in _folders(trials_folder(home))} - {this_process()}
+    return not any(map(is_alive, owners))
 
 
 def sweep(home: Path) -> int:
