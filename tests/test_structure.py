@@ -39,7 +39,7 @@ BUDGET = {
     "rl": 9028,
     "rollouts": 3754,
     "safety": 2070,
-    "sandbox": 4441,
+    "sandbox": 4443,
     "serving": 925,
     "skills": 4018,
     "store": 4140,

@@ -33,6 +33,31 @@ asyncio.run(main())
 """
 
 
+FORKING = """
+import asyncio, os, time
+from hermes.config.settings import SandboxSettings
+from hermes.sandbox import open_sandbox
+
+async def main():
+    sandbox = await open_sandbox(SandboxSettings(backend="local"), interactive=False)
+    await sandbox.run("true")
+    await sandbox.close()
+
+asyncio.run(main())
+child = os.fork()
+if child == 0:
+    os.close(1)
+    time.sleep(600)
+print(child, flush=True)
+"""
+
+
+def test_a_process_ends_while_its_fork_goes_on() -> None:
+    """The fork has a copy of the channel by which the server of keepers sees its process end."""
+    done = subprocess.run([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, timeout=60, check=True)
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name

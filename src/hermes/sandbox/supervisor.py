@@ -380,6 +380,8 @@ class KeeperServer:
 
     def _end(self) -> None:
         if self.owner_pid == os.getpid():
+            with contextlib.suppress(OSError):  # it has ended
+                self._channel.shutdown(socket.SHUT_RDWR)  # a fork of this process may hold a copy
             self._channel.close()
             self._process.wait()
 
