@@ -20,7 +20,7 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1175,
-    "batch": 5079,
+    "batch": 5082,
     "cli": 10994,
     "cluster": 229,
     "compat": 2853,
@@ -29,7 +29,7 @@ BUDGET = {
     "data": 11581,
     "disk": 462,
     "engine": 19688,
-    "envs": 17623,
+    "envs": 17631,
     "gateway": 4360,
     "hermes": 126,
     "models": 5296,

@@ -177,7 +177,7 @@ class BatchOptions(RunFolder, HarborFlags):
         """This opens and scores the rows; see batch.trial."""
         if self.harbor is None:
             return None
-        return {"open": "hermes.envs.harbor.rows:HarborTrials", **self.harbor_flags()}
+        return {"kind": "harbor", **self.harbor_flags()}
 
     @property
     def uses_ray(self) -> bool:

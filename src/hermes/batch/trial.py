@@ -1,8 +1,7 @@
 """Rows whose files and score are their own: each sample is a trial, which opens the sandbox and scores it.
 
-What opens trials lies in a package above this one, so the specification of a run names it, as it names reward
-functions: `trials = {"open": "module:function", …}`, and the function is called as
-`function(config, **the rest)` in each worker.
+What opens trials lies in a package above this one. So `KINDS` names it, and the specification of a run names
+its kind: `trials = {"kind": "harbor", …}`. It is called as `opener(config, **the rest)` in each worker.
 """
 
 from __future__ import annotations
@@ -17,6 +16,10 @@ from hermes.core import JSONObject
 if TYPE_CHECKING:
     from hermes.batch.tasks import TaskRow
     from hermes.sandbox.base import Sandbox
+
+
+KINDS = {"harbor": ("hermes.envs.harbor.rows", "HarborTrials")}
+"""The module and name that opens each kind of trials. The file of a run names a kind, and no code."""
 
 
 class Trial(Protocol):
@@ -51,7 +54,7 @@ def open_trials(named: JSONObject | None, config: Config) -> Trials | None:
     """The trials that the specification of a run names; None: its rows run in the configured sandbox."""
     if named is None:
         return None
-    module, _, function = named["open"].partition(":")
-    arguments = {name: value for name, value in named.items() if name != "open"}
-    trials: Trials = getattr(importlib.import_module(module), function)(config, **arguments)
+    module, name = KINDS[named["kind"]]
+    arguments = {argument: value for argument, value in named.items() if argument != "kind"}
+    trials: Trials = getattr(importlib.import_module(module), name)(config, **arguments)
     return trials

@@ -259,6 +259,32 @@ def test_rewards_are_numbers_or_errors() -> None:
             read_reward(json_text, text)
 
 
+@pytest.mark.parametrize(
+    ("common", "own", "separate", "image"),
+    [
+        ("", "", False, None),
+        ('environment_mode = "separate"', "", True, None),
+        ('environment_mode = "separate"', 'environment_mode = "shared"', False, None),
+        ('environment = {docker_image = "a"}', "", True, "a"),
+        ('environment = {docker_image = "a"}', 'environment_mode = "shared"', False, None),
+        ('environment = {docker_image = "a"}', 'environment = {docker_image = "b"}', True, "b"),
+        ("", 'environment_mode = "separate"', True, None),
+        ('environment_mode = "shared"', 'environment = {docker_image = "b"}', True, "b"),
+    ],
+)
+def test_a_step_is_verified_where_it_says_or_else_where_the_task_says(
+    tmp_path: Path, common: str, own: str, separate: bool, image: str | None
+) -> None:
+    toml = f'[verifier]\n{common}\n[[steps]]\nname = "one"\n[steps.verifier]\n{own}\n'
+    folder = write_task(tmp_path / "t", toml=toml)
+    (folder / "steps/one").mkdir(parents=True)
+    (folder / "instruction.md").rename(folder / "steps/one/instruction.md")
+    task = read_task(folder)
+    part = task.verifier_of(task.stages[0])
+    assert bool(part.separate) is separate
+    assert (part.machine.docker_image if part.machine else None) == image
+
+
 def test_steps_are_combined_and_missing_ones_count_nothing() -> None:
     one, half = RewardResult(1.0, {"tests": 0.5}), RewardResult(0.5)
     assert combine([one, half], 2, "mean").value == 0.75

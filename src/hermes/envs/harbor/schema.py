@@ -78,7 +78,8 @@ class VerifierPart:
     variables: Mapping[str, str] = field(default_factory=dict)
     machine: Machine | None = None
     """Where a separate verifier runs, if not in the task's image."""
-    separate: bool = False
+    separate: bool | None = None
+    """None: as the task's verifier, for a step; else shared."""
     collect: tuple[Collect, ...] = ()
     network: NetworkMode | None = None
 
@@ -254,7 +255,7 @@ def _verifier(table: Table | None) -> VerifierPart:
         user=table.take("user", _user, None),
         variables=_variables(table),
         machine=machine,
-        separate=mode == "separate" or machine is not None,
+        separate=mode != "shared" if mode or machine else None,
         collect=tuple(_collect(entry) for entry in table.tables("collect")),
         network=_override(table),
     )

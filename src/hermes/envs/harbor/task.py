@@ -10,7 +10,7 @@ import hashlib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hermes.disk.trees import walk
@@ -67,7 +67,14 @@ class Task:
         return all(stage.solution is not None for stage in self.stages)
 
     def verifier_of(self, stage: Stage) -> VerifierPart:
-        return self.file.verifier if stage.part is None else stage.part.verifier
+        """A step that does not say where its verifier runs has the task's place for it."""
+        of_task = self.file.verifier
+        if stage.part is None:
+            return of_task
+        of_step = stage.part.verifier
+        separate = of_task.separate if of_step.separate is None else of_step.separate
+        machine = of_step.machine or (of_task.machine if separate else None)
+        return replace(of_step, separate=separate, machine=machine)
 
 
 def read_task(folder: Path, environ: Mapping[str, str] | None = None) -> Task:
