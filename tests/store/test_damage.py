@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,38 @@ def test_any_damage_is_a_sentence_and_what_is_whole_is_rescued(
         assert len(found) == result.rescued
         for name in set(found) & set(originals):
             assert found[name].messages == originals[name].messages, "no text has changed"
+
+
+def with_a_row_of_an_enormous_number(whole: Path, path: Path) -> None:
+    """A page of the contexts, whose ids are hashes, in the place of one of the trajectories."""
+    for seed in range(5_000):
+        data = bytearray(whole.read_bytes())
+        swap_pages(data, random.Random(seed))
+        path.write_bytes(data)
+        with closing(sqlite3.connect(path)) as connection, suppress(sqlite3.Error, IndexError):
+            last = connection.execute("SELECT seq FROM trajectories ORDER BY seq DESC LIMIT 1").fetchall()
+            if last[0][0] > 10**9:
+                return
+    raise AssertionError("no draw moves a page of the contexts there")
+
+
+def test_a_row_of_an_enormous_number_does_not_make_salvage_count_up_to_it(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Ten million queries took five minutes; now it takes a twentieth of the limit of processor time."""
+    home = tmp_path / "home"
+    home.mkdir()
+    with_a_row_of_an_enormous_number(whole, home / "hermes.db")
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -t 60; exec {sys.executable} -m hermes store salvage rescued.db --json"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HERMES_HOME": str(home), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, f"1: something is lost, here a page of contexts. {done.stderr}"
+    assert json.loads(done.stdout)["rescued"] >= TRAJECTORIES - 30
 
 
 def test_a_whole_store_is_salvaged_whole(

@@ -9,7 +9,6 @@ rating queues, and the search index, which is made again.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,10 @@ from hermes.store.writer import Writer
 _TABLES = ("metrics", "rating_queues", "rating_items", "rating_skips")
 """The tables whose rows are in no record; parents first."""
 
-_MAX_SEQ = 10_000_000
-"""A greater number of a row is damage itself."""
+_LAST_SEQ = 2**63 - 1
+_RANGES_A_PAGE = 50
+"""More than a page has rows."""
+_MOST_RANGES = 100_000
 
 _CONTEXTS = """
 WITH RECURSIVE up (id, parent, message) AS (
@@ -103,31 +104,58 @@ def _check_whole(connection: sqlite3.Connection, seq: int) -> None:
 
 
 def _trajectories(connection: sqlite3.Connection) -> list[tuple[int, str]]:
-    """Row and id of all that the table, from either end, or its index still names; oldest first."""
-    table = "SELECT seq, id FROM trajectories"
-    rows: set[tuple[Any, ...]] = set()
-    for end in ("ORDER BY seq", "ORDER BY seq DESC", "INDEXED BY sqlite_autoindex_trajectories_1"):
-        rows |= set(_readable(connection, f"{table} {end}"))
-    newest = min(max((seq for seq, _ in rows), default=0), _MAX_SEQ)
-    for seq in set(range(1, newest)) - {seq for seq, _ in rows}:  # between two damaged pages
-        rows |= set(_readable(connection, f"{table} WHERE seq = {seq}"))
+    """Row and id of all that the table or its index still names; oldest first."""
+    index = "SELECT seq, id FROM trajectories INDEXED BY sqlite_autoindex_trajectories_1"
+    rows = {*_up_to_damage(connection, index)[0], *_rows_of_table(connection)}
     if not rows:
         raise StoreError("no trajectory can be read", "restore a backup")
     return sorted((seq, trajectory_id) for seq, trajectory_id in rows if isinstance(trajectory_id, str))
 
 
-def _readable(connection: sqlite3.Connection, query: str) -> Iterator[tuple[Any, ...]]:
-    """The rows before the first page that cannot be read."""
-    with suppress(*sqlite.errors()):
-        for row in connection.execute(query):
-            yield tuple(row)
+def _rows_of_table(connection: sqlite3.Connection) -> set[tuple[Any, ...]]:
+    """The rows before, behind and between damaged pages.
+
+    A range is read from both ends up to the damage, and what is left is halved, the lower half first: a page
+    of another table can seem to hold rows with numbers up to 2^63, and no real one is behind them. That is
+    also why the number of ranges is limited.
+    """
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    ranges = [(1, _LAST_SEQ)]
+    rows: set[tuple[Any, ...]] = set()
+    for _ in range(min(_RANGES_A_PAGE * pages, _MOST_RANGES)):
+        if not ranges:
+            break
+        low, high = ranges.pop()
+        query = f"SELECT seq, id FROM trajectories WHERE seq BETWEEN {low} AND {high} ORDER BY seq"
+        upwards, is_whole = _up_to_damage(connection, f"{query} ASC")
+        rows.update(upwards)
+        if is_whole:
+            continue
+        downwards, _ = _up_to_damage(connection, f"{query} DESC")
+        rows.update(downwards)
+        low = upwards[-1][0] + 1 if upwards else low
+        high = downwards[-1][0] - 1 if downwards else high
+        if low < high:
+            middle = (low + high) // 2
+            ranges += [(middle + 1, high), (low, middle)]
+    return rows
+
+
+def _up_to_damage(connection: sqlite3.Connection, query: str) -> tuple[list[tuple[Any, ...]], bool]:
+    """The rows before the first page that cannot be read, and whether there is none."""
+    rows: list[tuple[Any, ...]] = []
+    try:
+        rows.extend(tuple(row) for row in connection.execute(query))
+    except sqlite.errors():
+        return rows, False
+    return rows, True
 
 
 def _copy(connection: sqlite3.Connection, target: Path, table: str) -> int:
     """Copies the rows that can be read and that the new store takes."""
     count = 0
     with sqlite.write_lock(target), closing(sqlite.connect_writer(target)) as copy:
-        for row in _readable(connection, f"SELECT * FROM {table}"):
+        for row in _up_to_damage(connection, f"SELECT * FROM {table}")[0]:
             with suppress(*sqlite.errors()):
                 marks = ", ".join("?" * len(row))
                 count += copy.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount
