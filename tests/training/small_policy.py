@@ -122,8 +122,12 @@ class SmallPolicy:
     def save(self, name: str) -> str:
         return f"tinker://small/weights/{name}"
 
-    def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [self._scored(self.published[weights], tokens, kind=2) for tokens in sequences]
+    def score(
+        self, weights: str, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> list[list[float]]:
+        rows = [self._scored(self.published[weights], tokens, kind=2) for tokens in sequences]
+        ends = tails or list(map(len, rows))
+        return [[0.0] * (len(row) - end) + row[len(row) - end :] for row, end in zip(rows, ends, strict=True)]
 
     def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]:
         answers = []
@@ -142,9 +146,9 @@ class SmallPolicy:
         return lambda: path
 
     def begin_score(
-        self, weights: str, sequences: Sequence[Sequence[int]]
+        self, weights: str, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
     ) -> Callable[[], list[list[float]]]:
-        rows = self.score(weights, sequences)
+        rows = self.score(weights, sequences, tails)
         return lambda: rows
 
     def delete(self, path: str) -> None:

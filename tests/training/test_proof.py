@@ -6,11 +6,15 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from hermes.core.sequence import TrainSequence
 from hermes.training.monitor.proof import Proof, ProofError, Reading, begin_proof
+from hermes.training.service.client import AdapterClient
+from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
@@ -104,6 +108,29 @@ def test_every_second_update_dropped_is_named_by_the_real_engine_too(
         with pytest.raises(ProofError, match=r"^no-op optimizer: 2 of \d updates"):
             trained(run, environment, steps=9)
     assert steps_made(run) <= 3
+
+
+def test_what_comes_before_the_sampled_tokens_is_read_from_the_samplers_cache(
+    make_run: MakeRun, engine: Server
+) -> None:
+    """Of what is scored at every step, most is prompts, which nobody trains on."""
+    run, tokens, sampled = make_run(), [7, *range(40, 240)], 20
+    mask = [False] * (len(tokens) - sampled) + [True] * sampled
+    sequence = TrainSequence(tuple(tokens), tuple(mask), (0.0,) * len(tokens))
+    with closing(TokenMeter(run.folder)) as meter, AdapterClient(run.connection, run.lora, meter) as client:
+        weights = client.publish("step-0")
+        whole = client.score(weights, [tokens])[0]
+        cached = engine.metric("cached_tokens_total")
+        tail = client.score(weights, [tokens], [sequence.trained_tail])[0]
+        assert engine.metric("cached_tokens_total") - cached == len(tokens) - sampled - 1
+    assert tail[-sampled:] == pytest.approx(whole[-sampled:], abs=1e-4)
+    assert not any(tail[:-sampled])
+
+
+@pytest.mark.parametrize(("mask", "tail"), [("0110", 3), ("1111", 3), ("0001", 1), ("0000", 1)])
+def test_the_tail_of_a_sequence_holds_all_that_is_trained_on(mask: str, tail: int) -> None:
+    in_loss = tuple(letter == "1" for letter in mask)
+    assert TrainSequence((5, 6, 7, 8), in_loss, (0.0,) * 4).trained_tail == tail
 
 
 def test_the_same_proxy_without_sabotage_lets_the_run_pass(

@@ -531,7 +531,7 @@ def test_a_healthy_run_raises_no_alarm(tmp_path: Path, kind: str, seed: int) -> 
     policy = SmallPolicy(seed, options.pop("rounding", 1e-6), options.pop("confidence", 1.0))
     if options.pop("agreeing", False):
         # Trainer and prompt scores have the same kernels; sampling has others.
-        policy.score = lambda weights, sequences: [  # type: ignore[method-assign]
+        policy.score = lambda weights, sequences, tails=None: [  # type: ignore[method-assign]
             policy._scored(policy.published[weights], tokens, kind=1) for tokens in sequences
         ]
     run = SmallRun(tmp_path, policy, seed=seed, **options)

@@ -100,6 +100,12 @@ class TrainSequence:
     def trained_tokens(self) -> int:
         return sum(self.loss_mask)
 
+    @property
+    def trained_tail(self) -> int:
+        """How many tokens there are from the first trained one on, without the first of all."""
+        first = self.loss_mask.index(True) if any(self.loss_mask) else len(self.tokens) - 1
+        return len(self.tokens) - max(1, first)
+
     def trained_only(self, values: Sequence[T]) -> list[T]:
         """The values, one a token, of the tokens that are trained on."""
         return [value for value, in_loss in zip(values, self.loss_mask, strict=True) if in_loss]

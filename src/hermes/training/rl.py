@@ -412,8 +412,10 @@ class RlLoop:
     def _references(self, batch: TrainBatch) -> list[Sequence[float]]:
         """The logprobs under the reference; of a sequence that has them, its own."""
         client = self._session.client
-        unscored = [sequence.tokens for sequence in batch.sequences if not sequence.ref_logprobs]
-        scored = iter(client.score(self._reference, unscored) if unscored else ())
+        unscored = [sequence for sequence in batch.sequences if not sequence.ref_logprobs]
+        tokens = [sequence.tokens for sequence in unscored]
+        tails = [sequence.trained_tail for sequence in unscored]
+        scored = iter(client.score(self._reference, tokens, tails) if unscored else ())
         return [sequence.ref_logprobs or next(scored) for sequence in batch.sequences]
 
     def _present(self, batch: TrainBatch, step: int) -> list[list[float]]:

@@ -26,7 +26,7 @@ _CANDIDATES = 4
 
 class SequenceScorer(Protocol):
     def begin_score(
-        self, weights: str, sequences: Sequence[Sequence[int]]
+        self, weights: str, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
     ) -> Callable[[], list[list[float]]]: ...
     def score_top(self, weights: str, sequences: Sequence[Sequence[int]], most: int) -> list[TokenScores]: ...
 
@@ -60,7 +60,11 @@ class BatchAudit:
         ProofError ends the run. Another precision does not: importance weights correct it.
         """
         chosen = self._choose(sequences, trainer, step)
-        pending = [self._begin_score(sequences[index]) for index in chosen]  # the scorer takes all at once
+        # The scorer takes all at once. It computes the farthest whole, so that a fault of its prefix cache
+        # shows; for those by chance it may take from there what comes before the sampled tokens.
+        pending = [
+            self._begin_score(sequences[index], whole=place < _FARTHEST) for place, index in enumerate(chosen)
+        ]
         scored = [entry for wait in pending if wait is not None and (entry := wait()) is not None]
         checked = [entry.checked() for entry in scored]
         metrics = {"proof/unchecked": float(len(chosen) - len(scored))}
@@ -106,7 +110,9 @@ class BatchAudit:
         random.Random(f"{self._seed}:{step}").shuffle(remaining)
         return [*farthest, *remaining[:_BY_CHANCE]]
 
-    def _begin_score(self, sequence: TrainSequence) -> Callable[[], ScoredSequence | None] | None:
+    def _begin_score(
+        self, sequence: TrainSequence, *, whole: bool
+    ) -> Callable[[], ScoredSequence | None] | None:
         """The function that is returned waits for the scores. None: the weights that sampled it are no longer
         there, or its distribution is not known."""
         if sequence.reshaped:
@@ -114,13 +120,14 @@ class BatchAudit:
         published = list(self._published())
         paths = [path for version in sequence.policy_versions if (path := _find(version, published))]
         if len(paths) == len(sequence.policy_versions) and paths:
-            rows = [self._begin_bounds(sequence, path) for path in dict.fromkeys(paths)]
+            rows = [self._begin_bounds(sequence, path, whole=whole) for path in dict.fromkeys(paths)]
             return lambda: ScoredSequence(
                 sequence, _nearest(sequence, [wait() for wait in rows]), tuple(paths), certain=True
             )
         if sequence.policy_steps:
             return None
-        candidates = [(path, self._begin_bounds(sequence, path)) for path in published[-_CANDIDATES:][::-1]]
+        newest = published[-_CANDIDATES:][::-1]
+        candidates = [(path, self._begin_bounds(sequence, path, whole=whole)) for path in newest]
 
         def nearest() -> ScoredSequence | None:
             scored = [ScoredSequence(sequence, wait(), (path,), certain=False) for path, wait in candidates]
@@ -129,11 +136,14 @@ class BatchAudit:
         return nearest
 
     def _bounds(self, sequence: TrainSequence, path: str) -> list[LogprobBounds | None]:
-        return self._begin_bounds(sequence, path)()
+        return self._begin_bounds(sequence, path, whole=True)()
 
-    def _begin_bounds(self, sequence: TrainSequence, path: str) -> Callable[[], list[LogprobBounds | None]]:
+    def _begin_bounds(
+        self, sequence: TrainSequence, path: str, *, whole: bool
+    ) -> Callable[[], list[LogprobBounds | None]]:
         if not needs_top_tokens(sequence):
-            scores = self._scorer.begin_score(path, [sequence.tokens])
+            tails = None if whole else [sequence.trained_tail]
+            scores = self._scorer.begin_score(path, [sequence.tokens], tails)
             return lambda: [LogprobBounds(value, value) for value in scores()[0]]
 
         def top() -> list[LogprobBounds | None]:

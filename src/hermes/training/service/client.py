@@ -245,20 +245,30 @@ class AdapterClient:
 
         return wait
 
-    def score(self, weights: str, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Logprobs as the sampler computes them; `weights` is a tinker:// path, or the base model's name."""
-        return self.begin_score(weights, sequences)()
+    def score(
+        self, weights: str, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> list[list[float]]:
+        """Logprobs as the sampler computes them; `weights` is a tinker:// path, or the base model's name.
+
+        `tails`: how many tokens at the end of each sequence are scored, 0 for the others; the sampler then
+        takes what comes before from its prefix cache.
+        """
+        return self.begin_score(weights, sequences, tails)()
 
     def begin_score(
-        self, weights: str, sequences: Sequence[Sequence[int]]
+        self, weights: str, sequences: Sequence[Sequence[int]], tails: Sequence[int] | None = None
     ) -> Callable[[], list[list[float]]]:
         """The same; the function that is returned waits for the logprobs."""
         self._meter.count(prefill=sum(map(len, sequences)))
+        ends: Sequence[int | None] = tails or [None] * len(sequences)
         with self._errors():
             from tinker import ModelInput
 
             sampler = self._sampler(weights)
-            futures = [sampler.compute_logprobs(ModelInput.from_ints(list(tokens))) for tokens in sequences]
+            futures = [
+                sampler.compute_logprobs(ModelInput.from_ints(list(tokens)), end)
+                for tokens, end in zip(sequences, ends, strict=True)
+            ]
 
         def wait() -> list[list[float]]:
             with self._errors():
