@@ -99,7 +99,7 @@ def recorded_runs() -> Iterator[tuple[str, float, float]]:
         ("tool-calling-h200/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
         ("tool-calling-h200/seeds/0/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
         ("tool-calling-h200/one-reward/metrics.jsonl", CALLING, EIGHT_ENVIRONMENTS),
-        ("quickstart-cpu/grpo-metrics.jsonl", RolloutWorkload(64, 8, 2, 299, 45), Cluster(XEON_2_CORES)),
+        ("rl-64-rollouts-cpu.jsonl", RolloutWorkload(64, 8, 2, 299, 45), Cluster(XEON_2_CORES)),
     ]
     for file, load, cluster in runs:
         times = [json.loads(line)["time_s"] for line in (RESULTS / file).read_text().splitlines()]
