@@ -63,7 +63,7 @@ class BatchAudit:
         # The scorer takes all at once. It computes the farthest whole, so that a fault of its prefix cache
         # shows; for those by chance it may take from there what comes before the sampled tokens.
         pending = [
-            self._begin_score(sequences[index], whole=place < _FARTHEST) for place, index in enumerate(chosen)
+            self._begin_score(sequences[index], whole=rank < _FARTHEST) for rank, index in enumerate(chosen)
         ]
         scored = [entry for wait in pending if wait is not None and (entry := wait()) is not None]
         checked = [entry.checked() for entry in scored]
