@@ -12,6 +12,7 @@ from hermes.core import (
     Header,
     Message,
     Outcome,
+    RaterSource,
     Rating,
     RatingKind,
     Relation,
@@ -144,6 +145,12 @@ def _ratings(draw: st.DrawFn, trajectory_id: str) -> list[Rating]:
             comment=draw(st.none() | remarks),
             elapsed_ms=draw(st.none() | st.floats(0, 1e6)),
             replaces=found[-1].id if found and withdraw else None,
+            other_step=draw(st.none() | st.integers(0, 5)),
+            shown_first=draw(st.none() | st.just(trajectory_id)),
+            source=draw(st.sampled_from(RaterSource)),
+            labels=tuple(draw(st.lists(remarks, max_size=2))),
+            queue=draw(st.none() | records.names),
+            item=draw(st.none() | records.names),
         )
         found.append(rating)
     return found

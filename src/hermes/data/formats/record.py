@@ -193,7 +193,7 @@ def _rating_row(rating: Rating) -> JSONObject:
     for name, default in _LATER_FIELDS.items():
         if row[name] == default:
             del row[name]
-    return row
+    return {**row, "labels": list(rating.labels)} if rating.labels else row
 
 
 def _json_number(number: float) -> float | str:
