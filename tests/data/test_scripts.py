@@ -39,7 +39,18 @@ def _item(draw: random.Random, script: str) -> str:
 def _places(text: str) -> dict[str, list[Message]]:
     """Conversations that have the text in each place where a model can read or write it."""
     start = [Message.user("Hello.")]
+    document = {"question": text, "level": 3}
+    results = {
+        "result": text,
+        "result that is JSON": json.dumps({"exit_code": 0, "output": text}, ensure_ascii=False),
+        "JSON lines in a result": json.dumps({"output": f"{json.dumps(document)}\n" * 2}),
+        "result in wide characters": text.translate({number: number + 0xFEE0 for number in range(33, 127)}),
+        "result with invisible characters": "\u200b".join(text),
+    }
     calls = {
+        "JSON in arguments": ToolCall(
+            "c", "terminal", json.dumps({"command": f"echo '{json.dumps(document)}'"})
+        ),
         "arguments": ToolCall(
             "c", "write_file", json.dumps({"path": "a", "lines": [{"text": f"x\n{text}"}]})
         ),
@@ -50,7 +61,10 @@ def _places(text: str) -> dict[str, list[Message]]:
         "question": [Message.user(text), Message.assistant("Yes.")],
         "answer": [*start, Message.assistant(f"Well, {text}")],
         "thinking": [*start, Message.assistant("Yes.", reasoning=text)],
-        "result": [*start, Message.tool(ToolCall("c", "read_file", "{}"), text), Message.assistant("Yes.")],
+        **{
+            name: [*start, Message.tool(ToolCall("c", "read_file", "{}"), result), Message.assistant("Yes.")]
+            for name, result in results.items()
+        },
         **{name: [*start, Message.assistant(tool_calls=(call,))] for name, call in calls.items()},
     }
 
@@ -61,7 +75,10 @@ def test_every_contaminated_row_is_removed_and_no_clean_one(script: str) -> None
     print(f"seed {seed}")
     draw = random.Random(seed)
     if script == "english":
-        items = [" ".join(f"w{draw.randrange(9000)}" for _ in range(20)) for _ in range(20)]
+        items = [
+            "".join(f"w{draw.randrange(9000)}" + draw.choice((" ", "\n")) for _ in range(20))
+            for _ in range(20)
+        ]
     else:
         items = [_item(draw, script) for _ in range(20)]
     against = EvalSet("eval.jsonl")
@@ -85,6 +102,11 @@ def test_a_word_of_two_characters_is_found_by_search_filter_and_delete(tmp_path:
         ids = [records.record(writer, records.conversation(text)) for text in texts]
         call = ToolCall("c", "write_file", json.dumps({"text": "first\n苹果 in a file"}))
         hidden = [Message.user("Write."), Message.assistant(tool_calls=(call,)), Message.tool(call, "ok")]
+        output = json.dumps(
+            {"output": 'first\nlast line ＡＰＩ\n{"q": "\\u5317\\u4eac \\u8336"}\n사과를 먹었다'}
+        )
+        reading = [Message.user("Read."), Message.tool(call, output), Message.assistant("Well.")]
+        in_result = records.record(writer, reading)
         in_arguments = records.record(writer, hidden)
     with Reader(db_path(tmp_path)) as reader:
         for query, expected in (
@@ -95,6 +117,11 @@ def test_a_word_of_two_characters_is_found_by_search_filter_and_delete(tmp_path:
             ("apple", {ids[3]}),
             ("果苹", set()),
             ("file 苹果", {in_arguments}),
+            ("last", {in_result}),
+            ("api", {in_result}),
+            ("北京 茶", {in_result}),
+            ("사과", {in_result}),
+            ("과를", set()),
         ):
             assert {hit.trajectory_id for hit in reader.search(query)} == expected, query
             assert {t.header.id for t in reader.trajectories(Filter(text=query))} == expected, query
@@ -112,7 +139,7 @@ def test_the_index_of_an_older_store_is_made_anew(tmp_path: Path, monkeypatch: p
     path = tmp_path / "hermes.db"
     with monkeypatch.context() as older:
         older.setattr(migrations, "STEPS", migrations.STEPS[:4])
-        older.setattr("hermes.store.rows.separate", lambda text: text)
+        older.setattr("hermes.store.rows.searchable", lambda text: text)
         with Writer(path) as writer:
             records.record(writer, records.conversation("我今天买了苹果，很好吃。"))
     with Writer(path), Reader(path) as reader:

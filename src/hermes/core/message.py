@@ -7,11 +7,11 @@ separate question (`ToolCall.parsed`), so a malformed call is data, never an emp
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hermes.core.json import JSON, JSONObject
+from hermes.core.json import JSONObject
 
 
 class Role(StrEnum):
@@ -42,14 +42,6 @@ class ToolCall:
         if not isinstance(value, dict):
             raise ValueError(f"arguments must be a JSON object, not {type(value).__name__}")
         return value
-
-    @property
-    def argument_text(self) -> str:
-        """The names and values of the arguments without JSON's escapes; verbatim if they are not JSON."""
-        try:
-            return " ".join(_plain_texts(json.loads(self.arguments)))
-        except (ValueError, RecursionError):
-            return self.arguments
 
     def to_json(self) -> JSONObject:
         data: JSONObject = {"id": self.id, "name": self.name, "arguments": self.arguments}
@@ -133,18 +125,6 @@ def hide_thinking(messages: Sequence[Message], hidden: Container[int]) -> tuple[
         replace(message, reasoning=None) if message.reasoning is not None and index in hidden else message
         for index, message in enumerate(messages)
     )
-
-
-def _plain_texts(value: JSON) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield name
-            yield from _plain_texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _plain_texts(item)
-    else:
-        yield value if isinstance(value, str) else json.dumps(value)
 
 
 def pair_results(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -64,7 +64,7 @@ class Condition:
             return _equal(value, self.value)
         if self.operator == "~":
             return self.value.lower() in str(value).lower()
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             return False
         return _COMPARE[self.operator](value, float(self.value))
 

@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import sys
+import unicodedata
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from hermes.core import (
     TokenTrace,
     ToolResult,
 )
+from hermes.core.json import JSON
 from hermes.errors import StoreError
 from hermes.store.sqlite import DAMAGE_HINT
 
@@ -157,21 +159,43 @@ def decode_tokens(row: sqlite3.Row) -> TokenTrace | None:
 
 def search_text(message: Message) -> str:
     """The text of a message that full-text search indexes: content, thinking, calls and results."""
-    parts = [message.content, message.reasoning or ""]
-    parts += [f"{call.name} {call.argument_text}" for call in message.tool_calls]
+    parts = [plain_text(message.content), message.reasoning or ""]
+    parts += [f"{call.name} {plain_text(call.arguments)}" for call in message.tool_calls]
     return "\n".join(part for part in parts if part)
+
+
+def plain_text(text: str) -> str:
+    """The names and values of a JSON object or list without JSON's escapes; any other text verbatim."""
+    try:
+        return " ".join(_plain_texts(json.loads(text))) if text[:1] in ("{", "[") else text
+    except (ValueError, RecursionError):
+        return text
+
+
+def _plain_texts(value: JSON) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _plain_texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _plain_texts(item)
+    else:
+        yield value if isinstance(value, str) else json.dumps(value)
 
 
 _UNSPACED = re.compile(
     "([\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Tibetan, Burmese, Khmer
-    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3040-\u30ff\u31f0-\u31ff"  # kana
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff])"  # Han
 )
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_ESCAPED = re.compile(r"(?:\\+u[0-9a-fA-F]{4})+")
 
 
 def index_text(body: str) -> str:
     """A stored message as the full-text index takes it."""
-    return storable(separate(search_text(Message.from_json(json.loads(body)))))
+    return storable(searchable(search_text(Message.from_json(json.loads(body)))))
 
 
 def storable(text: str) -> str:
@@ -179,10 +203,19 @@ def storable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def separate(text: str) -> str:
-    """The text with a space around each character of a script that does not separate words.
+def searchable(text: str) -> str:
+    """The text as the index, queries and curation divide it into words.
 
-    Every such character is then a word of its own for the index, for queries and for curation, so that a word
-    of two characters is found as well; SQLite's trigrams begin at three.
+    A space around each character of a script that does not separate words makes it a word of its own, so that
+    a word of two characters is found as well (SQLite's trigrams begin at three). Characters are normalised
+    (NFKC), invisible ones left out, and those that a JSON text within the text spells `\\u82f9` are read.
     """
-    return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
+    if "\\u" in text:
+        text = _ESCAPED.sub(_unescaped, text)
+    if text.isascii():
+        return text
+    return _UNSPACED.sub(r" \1 ", _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)))
+
+
+def _unescaped(escapes: re.Match[str]) -> str:
+    return bytes.fromhex(re.sub(r"\\+u", "", escapes[0])).decode("utf-16-be", "replace")

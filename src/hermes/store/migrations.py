@@ -143,8 +143,8 @@ CREATE INDEX contexts_by_message ON contexts (message);
 """
 
 
-def _index_characters(connection: sqlite3.Connection) -> None:
-    """Scripts without spaces were indexed as long words, and arguments of calls with their escapes."""
+def index_again(connection: sqlite3.Connection) -> None:
+    """Makes the full-text index anew from the stored messages."""
     connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
     connection.create_function("index_text", 1, index_text, deterministic=True)
     connection.execute("INSERT INTO message_search (rowid, text) SELECT id, index_text(body) FROM messages")
@@ -152,7 +152,8 @@ def _index_characters(connection: sqlite3.Connection) -> None:
 
 STEPS: tuple[str | Callable[[sqlite3.Connection], None], ...] = (
     *(_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA, _REFERENCES),
-    _index_characters,
+    index_again,  # scripts without spaces were long words, and arguments of calls had their escapes
+    index_again,  # results that are JSON had their escapes, and characters were not normalised
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hermes.core.json import JSON
-from hermes.store.encode import separate
+from hermes.store.encode import searchable
 
 JOINED = "FROM trajectories t LEFT JOIN outcomes o ON o.trajectory = t.seq"
 
@@ -151,7 +151,11 @@ ALL = Filter()
 def fts_query(text: str) -> str:
     """User text as an FTS5 query: every word must occur; no operator syntax, so nothing can be malformed.
 
-    A word in a script without spaces is a phrase of its characters: it is found wherever it occurs.
+    A word in a script without spaces is a phrase of its characters: it is found wherever it occurs. A Korean
+    word is found with its particles.
     """
-    words = [f'"{separate(word).replace(chr(34), chr(34) * 2)}"' for word in text.split()]
+    words = [
+        f'"{searchable(word).replace(chr(34), chr(34) * 2)}"{"*" * ("가" <= word[-1] <= "힣")}'
+        for word in text.split()
+    ]
     return " ".join(words) or '""'

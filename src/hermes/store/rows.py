@@ -7,7 +7,7 @@ a message was redacted, the token ids that spell it are withheld from every call
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,8 +32,8 @@ from hermes.core import (
 )
 from hermes.core.json import JSON
 from hermes.errors import StoreError
-from hermes.store import facts, metrics, owner
-from hermes.store.encode import pack_floats, pack_ints, search_text, separate, storable
+from hermes.store import facts, owner
+from hermes.store.encode import index_text, pack_floats, pack_ints, search_text, searchable, storable
 from hermes.store.query import TOTALS
 from hermes.store.rating import events, queues
 
@@ -83,18 +83,9 @@ class Rows:
     def begin_transaction(self) -> None:
         self._messages.clear()
 
-    def insert_metrics(self, run_id: str, step: int, values: Mapping[str, float], at_ms: int) -> None:
-        metrics.insert(self._db, run_id, step, values, at_ms)
-
-    def delete_metrics(self, run_id: str, after_step: int) -> None:
-        metrics.delete_after(self._db, run_id, after_step)
-
     def insert_fact(self, fact: Fact, max_facts: int) -> None:
         trajectory = None if fact.trajectory_id is None else self._trajectory(fact.trajectory_id)
         facts.insert(self._db, replace(fact, text=storable(self._redact(fact.text))), trajectory, max_facts)
-
-    def delete_fact(self, fact_id: str) -> None:
-        facts.delete(self._db, fact_id)
 
     def insert_trajectory(self, header: Header) -> None:
         if self._db.execute("SELECT 1 FROM trajectories WHERE id = ?", (header.id,)).fetchone():
@@ -280,9 +271,10 @@ class Rows:
             row = self._db.execute("SELECT id FROM messages WHERE hash = ?", (digest,)).fetchone()
             return _Stored(row[0], redacted)
         assert cursor.lastrowid is not None
+        # a deletion makes the same text of the stored body
+        indexed = index_text(clean) if redacted else storable(searchable(search_text(message)))
         self._db.execute(
-            "INSERT INTO message_search (rowid, text) VALUES (?, ?)",
-            (cursor.lastrowid, storable(separate(self._redact(search_text(message))))),
+            "INSERT INTO message_search (rowid, text) VALUES (?, ?)", (cursor.lastrowid, indexed)
         )
         return _Stored(cursor.lastrowid, redacted)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hermes.core import Fact, Header, JSONObject, Message, Outcome, Rating, Reward, Step, clock
 from hermes.errors import StoreError
-from hermes.store import migrations, sqlite
+from hermes.store import facts, metrics, migrations, sqlite
 from hermes.store.group_commit import ClosedError, GroupCommit
 from hermes.store.rating import queues
 from hermes.store.rating.queues import ItemRow, TakenItem, TakeRequest
@@ -113,18 +113,18 @@ class Writer:
     def add_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> Future[None]:
         """The numbers of one step of a training run; what the step already has stays as it is."""
         at_ms = clock.now_ms()
-        return self._submit(lambda rows: rows.insert_metrics(run_id, step, values, at_ms))
+        return self._submit(lambda rows: metrics.insert(rows.connection, run_id, step, values, at_ms))
 
     def rewind_metrics(self, run_id: str, step: int) -> Future[None]:
         """Deletes the metrics of later steps: the run was resumed from this one."""
-        return self._submit(lambda rows: rows.delete_metrics(run_id, step))
+        return self._submit(lambda rows: metrics.delete_after(rows.connection, run_id, step))
 
     def add_fact(self, fact: Fact, max_facts: int) -> Future[None]:
         """Remembers a fact; UsageError if it is there already, or if there are `max_facts`."""
         return self._submit(lambda rows: rows.insert_fact(fact, max_facts))
 
     def remove_fact(self, fact_id: str) -> Future[None]:
-        return self._submit(lambda rows: rows.delete_fact(fact_id))
+        return self._submit(lambda rows: facts.delete(rows.connection, fact_id))
 
     def close(self) -> None:
         """Commits what is queued, then closes. Idempotent."""

@@ -12,8 +12,9 @@ a conversation.
 
 A contaminated conversation contains a stretch of an evaluation set's text. A stretch is 13 words in a row (a
 whole item, if it is shorter, down to 5 words), in any message: of the user, the model or a tool, and in the
-arguments of calls. Where a script does not separate words, a character is one. Items of fewer words are too
-common to mean anything; they are counted, not compared. Rewordings and translations are not found.
+arguments of calls, also where JSON quotes it. Where a script does not separate words, a character is one.
+Items of fewer words are too common to mean anything; they are counted, not compared. Rewordings and
+translations are not found.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hermes.core import JSON, JSONObject, Role, StepKind
 from hermes.data.example import Example
 from hermes.data.lines import read_lines
 from hermes.errors import UsageError
-from hermes.store.encode import separate
+from hermes.store.encode import search_text, searchable
 
 
 class Rule(Protocol):
@@ -91,11 +92,12 @@ def prose(example: Example) -> str:
 
 
 _WORD = re.compile(r"\w+")
+_ESCAPED_SPACE = re.compile(r"\\+[nrt]")
 
 
 def words(text: str) -> list[str]:
-    """Lower-cased words; characters where the script does not separate words."""
-    return _WORD.findall(separate(text.lower()))
+    """Lower-cased words, also in text that JSON quotes; characters where a script does not separate words."""
+    return _WORD.findall(searchable(_ESCAPED_SPACE.sub(" ", text)).lower())
 
 
 def hash_words(sequence: list[str]) -> int:
@@ -338,11 +340,9 @@ class Contamination:
 
     def remove(self, example: Example) -> str | None:
         for message in example.messages:
-            arguments = (call.argument_text for call in message.tool_calls)
-            for text in (message.content, message.reasoning or "", *arguments):
-                line = self._matching_line(words(text))
-                if line is not None:
-                    return f"contains line {line} of {self.against.source}"
+            line = self._matching_line(words(search_text(message)))
+            if line is not None:
+                return f"contains line {line} of {self.against.source}"
         return None
 
     def _matching_line(self, text_words: list[str]) -> int | None:

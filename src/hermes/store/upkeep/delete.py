@@ -10,7 +10,7 @@ files: they are not touched.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from hermes.errors import StoreError, UsageError
 from hermes.store import migrations, owner, sqlite
 from hermes.store.encode import index_text
 
-_PAGE = 1_000
 _MOST_SINGLY = 10_000
 _SECURE_DELETE_VERSION = (3, 42)
 """The first SQLite whose full-text index can remove the words of one entry from the disk."""
@@ -166,18 +165,17 @@ def _mark(connection: sqlite3.Connection, ids: Sequence[str]) -> None:
 def _delete_messages(connection: sqlite3.Connection) -> int:
     """Deletes `doomed_messages` and their words in the full-text index; their number.
 
-    The index has no text of its own: an entry is removed by giving its text again. Of a redacted message that
-    text is not certain; then, and if there are many, the index is made anew.
+    The index has no text of its own: an entry is removed by giving its text again. If there are many, the
+    index is made anew.
     """
     doomed = "FROM messages WHERE id IN (SELECT id FROM doomed_messages)"
-    count, redacted = connection.execute(f"SELECT count(*), coalesce(max(redacted), 0) {doomed}").fetchone()
-    singly = count <= _MOST_SINGLY and not redacted
-    if singly:
+    count = int(connection.execute(f"SELECT count(*) {doomed}").fetchone()[0])
+    if count <= _MOST_SINGLY:
         _remove_entries(connection, connection.execute(f"SELECT id, body {doomed}").fetchall())
     connection.execute(f"DELETE {doomed}")
-    if not singly:
-        _index_again(connection)
-    return int(count)
+    if count > _MOST_SINGLY:
+        migrations.index_again(connection)
+    return count
 
 
 def _remove_entries(connection: sqlite3.Connection, rows: Sequence[tuple[int, str]]) -> None:
@@ -190,19 +188,3 @@ def _remove_entries(connection: sqlite3.Connection, rows: Sequence[tuple[int, st
     )
     if not secure:  # the words of removed entries stay on disk until the index is merged
         connection.execute("INSERT INTO message_search (message_search) VALUES ('optimize')")
-
-
-def _index_again(connection: sqlite3.Connection) -> None:
-    connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
-    for rows in _pages(connection):
-        texts = [(number, index_text(body)) for number, body in rows]
-        connection.executemany("INSERT INTO message_search (rowid, text) VALUES (?, ?)", texts)
-
-
-def _pages(connection: sqlite3.Connection) -> Iterator[list[tuple[int, str]]]:
-    last = 0
-    while rows := connection.execute(
-        "SELECT id, body FROM messages WHERE id > ? ORDER BY id LIMIT ?", (last, _PAGE)
-    ).fetchall():
-        yield rows
-        last = rows[-1][0]
