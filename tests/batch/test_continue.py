@@ -153,6 +153,17 @@ def test_what_was_lost_with_the_sandbox_is_done_again_and_the_model_asked_only_i
     assert f"3 interrupted samples: {9 - repeated} recorded model calls used, {repeated} asked again" in state
 
 
+def test_a_local_sandbox_has_the_path_of_the_killed_one_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    write_rows(tmp_path, *({"prompt": f"task {number}"} for number in range(3)))
+    run = Interrupted(tmp_path, steps_of("pwd", "ls -a", "pwd"), hold_at=3, samples=3)
+    with run.provider as provider:
+        run.kill("--toolsets", "terminal", "--sandbox", "local", worker_only=True)
+        assert len(provider.posts) == 3 * 4 + 3
+    workspaces = tmp_path / "workspaces"
+    assert all(str(workspaces) in row["conversations"][-1]["value"] for row in rows(tmp_path))
+    assert list(workspaces.iterdir()) == []
+
+
 def test_other_conditions_and_other_runs_of_the_name_use_no_record(tmp_path: Path) -> None:
     write_tasks(tmp_path, 2)
     run = Interrupted(tmp_path, CALCULATIONS, hold_at=8, samples=2)

@@ -78,6 +78,8 @@ class RolloutPlan:
     approve_all: bool = False
     workspace: Path | None = None
     """An existing directory to work in; None: a fresh one that is removed afterwards."""
+    workspace_name: str | None = None
+    """The name of a fresh workspace, which a local sandbox shows to the model; None: a random one."""
     memory: bool = False
     """Whether the system prompt contains the remembered facts; only interactive chat sets this."""
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -113,6 +115,7 @@ async def open_agent(
                 interactive=plan.user is not None,
                 workspace=plan.workspace,
                 workspaces=paths.workspaces_dir(config.home),
+                workspace_name=plan.workspace_name,
             )
         stack.push_async_callback(sandbox.close)
         if sandbox.isolated and plan.workspace is not None:

@@ -32,6 +32,8 @@ from hermes.core import (
     StopReason,
     ToolErrorKind,
     Trajectory,
+    canonical_json,
+    content_hash,
 )
 from hermes.core.clock import now_ms
 from hermes.data.example import unseen_thinking
@@ -175,6 +177,7 @@ def _plan(context: WorkerContext, row: TaskRow, sample: int, trial: Trial | None
         sampling=sampling,
         files={path: text.encode("utf-8", "surrogatepass") for path, text in row.files.items()},
         directory=row.cwd,
+        workspace_name=f"hermes-{content_hash(canonical_json([context.spec.id, row.key, sample]))[:16]}",
         open_sandbox=None if trial is None else trial.open_sandbox,
     )
 

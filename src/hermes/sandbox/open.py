@@ -38,6 +38,7 @@ async def open_sandbox(
     interactive: bool,
     workspace: Path | None = None,
     workspaces: Path | None = None,
+    workspace_name: str | None = None,
     shown_paths: Sequence[str] = (),
 ) -> Sandbox:
     """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
@@ -47,7 +48,7 @@ async def open_sandbox(
     """
     name = settings.backend if settings.backend != "auto" else await _choose(interactive)
     open_backend = _opener(name)
-    directory = Workspace.existing(workspace) if workspace else Workspace.create(workspaces)
+    directory = Workspace.existing(workspace) if workspace else Workspace.create(workspaces, workspace_name)
     directory = replace(directory, shown_paths=tuple(shown_paths))
     try:
         return await open_backend(settings, directory)

@@ -55,19 +55,23 @@ class Workspace:
         return cls(path.resolve(), fresh=False)
 
     @classmethod
-    def create(cls, parent: Path | None = None) -> Workspace:
-        """An empty directory that only this user can access, under `parent` or the temporary directory."""
+    def create(cls, parent: Path | None = None, name: str | None = None) -> Workspace:
+        """An empty directory that only this user can access, under `parent` or the temporary directory.
+        With a name, it replaces what a killed process has left of it."""
         try:
             if parent is not None:
                 make_private_dirs(parent)
-            path = tempfile.mkdtemp(prefix="hermes-", dir=parent)
+            path = Path(tempfile.mkdtemp(prefix="hermes-", dir=parent))
+            if name is not None:
+                remove_tree(path.with_name(name))
+                path = path.rename(path.with_name(name))
         except OSError as error:
             where = parent or tempfile.gettempdir()
             raise HostError(
                 f"no workspace can be created in {where}: {error.strerror}.",
                 f"Make room in {where}, or set TMPDIR.",
             ) from error
-        return cls(Path(path).resolve(), fresh=True)
+        return cls(path.resolve(), fresh=True)
 
     @property
     def owner(self) -> tuple[int, int]:
