@@ -43,8 +43,8 @@ async def open_sandbox(
 ) -> Sandbox:
     """Opens the configured back end in `workspace`, or in a fresh one that is removed when it is closed.
 
-    Fresh workspaces are created in `workspaces`, or in the temporary directory. `shown_paths`: see
-    `Workspace`.
+    Fresh workspaces are created in `workspaces`, or in the temporary directory. `workspace_name`: see
+    `Workspace.create`; `shown_paths`: see `Workspace`.
     """
     name = settings.backend if settings.backend != "auto" else await _choose(interactive)
     open_backend = _opener(name)
