@@ -18,6 +18,7 @@ import pytest
 
 from hermes.core import Boundary, Message, Outcome, Relation, Reward, StopReason, ToolCall
 from hermes.data.curate.base import Length, NearDuplicates
+from hermes.data.example import load
 from hermes.data.export import manifest
 from hermes.data.export.run import ExportPlan, export, preview
 from hermes.data.export.select import TrajectorySelection
@@ -338,3 +339,17 @@ def test_exports_to_one_place_do_not_disturb_each_other(
     assert [child.wait() for child in children] == [0, 0, 0]
     assert len(lines(target) if target.is_file() else list(target.iterdir())) == 40
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".data")]
+
+
+def test_a_condition_on_metadata_means_the_same_in_sql(tmp_path: Path) -> None:
+    values = (None, True, False, 0, 1, 2.5, "1", "true", "Ärger")
+    with Writer(tmp_path / "hermes.db") as writer:
+        for value in values:
+            records.record(writer, records.conversation(), metadata={"x": value})
+    texts = [f"metadata.x{sign}{number}" for sign in ("=", "!=", "<", ">=", "~") for number in range(3)]
+    texts += [f"metadata.x{sign}{word}" for sign in ("=", "!=", "~") for word in ("true", "är")]
+    with Reader(tmp_path / "hermes.db") as reader:
+        examples = [load(reader, trajectory) for trajectory in reader.trajectories()]
+        for condition in map(parse, texts):
+            failing = {example.id for example in examples if not condition.holds(example)}
+            assert set(reader.failing_ids(condition.sql)) == failing, condition.text
