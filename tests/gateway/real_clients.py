@@ -22,7 +22,8 @@ from tests.data.sessions.clients import imported
 from tests.gateway import client_requests
 from tests.gateway.scripted import Json, ScriptedProvider
 
-PACKAGES = ("@anthropic-ai/claude-code", "@openai/codex", "@mariozechner/pi-coding-agent", "opencode-ai")
+_NODE = "node@22"
+"""What the agents need; it comes from npm as well, in case that of this machine is older."""
 _LONGEST_RUN_S = 240
 NODE_MODULES = VENVS.parent / "clients"
 
@@ -36,8 +37,10 @@ class RealClient:
     command: tuple[str, ...]
     pointed: str
     """How the preset points it at the gateway."""
+    package: str = ""
+    """Of a client that is installed by npm."""
     requirements: tuple[str, ...] = ()
-    """Of a client that is installed by pip; else it is one of PACKAGES."""
+    """Of a client that is installed by pip."""
     sessions: str | None = None
     """Where it writes its own record, below the user's home."""
     omits: str = ""
@@ -56,6 +59,7 @@ CLIENTS = (
         "messages",
         ("claude", "-p", "{}", "--allowedTools", "Bash", "Task", "Agent"),
         "`ANTHROPIC_BASE_URL`",
+        package="@anthropic-ai/claude-code",
         sessions=".claude/projects",
         omits="system prompt, reminders, tools; arguments as parsed",
         sub_agents=True,
@@ -66,6 +70,7 @@ CLIENTS = (
         "responses",
         ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "{}"),
         "`-c model_provider=…` on its command line",
+        package="@openai/codex",
         sessions=".codex/sessions",
         omits="tools; its base instructions have sections that were not sent",
         sub_agents=True,
@@ -76,8 +81,9 @@ CLIENTS = (
         "chat",
         ("pi", "-p", "{}"),
         "a models.json in a folder of its own, which shows the rest of yours (`PI_CODING_AGENT_DIR`)",
+        package="@earendil-works/pi-coding-agent",
         sessions=".pi/agent/sessions",
-        omits="system prompt, tools; arguments as parsed",
+        omits="arguments as parsed",
     ),
     RealClient(
         "opencode",
@@ -85,6 +91,7 @@ CLIENTS = (
         "chat",
         ("opencode", "run", "{}"),
         "`OPENCODE_CONFIG_CONTENT`",
+        package="opencode-ai",
         sessions=".local/share/opencode/opencode.db",
         omits="system prompt, tools; arguments as parsed",
         sub_agents=True,
@@ -126,25 +133,28 @@ def program_folder(client: RealClient) -> Path:
         return folder
     if client.requirements:
         return venv_python(client.name, *client.requirements).parent
-    return _npm_folder()
+    return _npm_folder(client)
 
 
-def _npm_folder() -> Path:
-    """The newest releases of the day, kept for the next run."""
+def _npm_folder(client: RealClient) -> Path:
+    """The newest release of the day, kept for the next run."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("there is no npm")
-    NODE_MODULES.mkdir(parents=True, exist_ok=True)
-    ready, today = NODE_MODULES / ".ready", f"{datetime.now(UTC):%Y-%m-%d} {' '.join(PACKAGES)}"
-    with (NODE_MODULES / ".lock").open("w") as lock:
+    folder = NODE_MODULES / client.name
+    folder.mkdir(parents=True, exist_ok=True)
+    ready, today = folder / ".ready", f"{datetime.now(UTC):%Y-%m-%d} {client.package}"
+    with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not ready.is_file() or ready.read_text() != today:
-            words = [npm, "install", "--no-audit", "--no-fund", *(f"{name}@latest" for name in PACKAGES)]
-            done = subprocess.run(words, cwd=NODE_MODULES, capture_output=True, text=True)
+            words = [npm, "install", "--no-audit", "--no-fund", "--prefix", ".", _NODE]
+            done = subprocess.run(
+                [*words, f"{client.package}@latest"], cwd=folder, capture_output=True, text=True
+            )
             if done.returncode:
-                pytest.skip(f"npm cannot install the agents here: {done.stderr.strip()[-200:]}")
+                pytest.skip(f"npm cannot install {client.package} here: {done.stderr.strip()[-200:]}")
             ready.write_text(today)
-    return NODE_MODULES / "node_modules" / ".bin"
+    return folder / "node_modules" / ".bin"
 
 
 def version_of(client: RealClient, folder: Path) -> str:
@@ -240,6 +250,9 @@ def check_same(own: Trajectory, recorded: Trajectory) -> None:
     asked = [step.message.content for step in recorded.steps if step.kind is StepKind.INPUT]
     for text in (step.message.content for step in own.steps if step.message.role is Role.USER):
         assert any(text in question for question in asked), text
+    if own.header.tools:  # a client that writes these writes its system prompt too
+        assert sorted(own.header.tools) == sorted(recorded.header.tools)
+        assert own.steps[0].message == recorded.steps[0].message
 
 
 def question_of(trajectory: Trajectory) -> str:

@@ -290,6 +290,10 @@ def test_after_a_compaction_a_trajectory_of_its_own_goes_on(
     config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
 ) -> None:
     prompts = [("Please work. JOB-compact",)]
+    if client.name == "pi":  # which has nothing to summarise in what it keeps anyway
+        settings = run.user / ".pi" / "agent" / "settings.json"
+        settings.parent.mkdir(parents=True)
+        settings.write_text('{"compaction": {"keepRecentTokens": 10}}')
     if client.name == "claude-code":
         prompts += [("/compact", "-c"), ("Go on. JOB-compact", "-c")]
     for prompt, *words in prompts:

@@ -235,22 +235,24 @@ def _record(example: Example) -> Record:
     """The example as the record of a trajectory: each model call saw the messages before it."""
     trajectory = example.trajectory
     rewards = () if example.reward is None else (Reward(trajectory.header.id, example.reward, "imported"),)
-    return Record(trajectory, EarlierMessages(trajectory, example.tools), rewards)
+    return Record(trajectory, EarlierMessages(trajectory, {0: example.tools}), rewards)
 
 
 class EarlierMessages(Mapping[int, ModelInput]):
     """The inputs of the model calls of an imported trajectory: the messages before, joined when needed."""
 
-    def __init__(self, trajectory: Trajectory, tools: tuple[JSONObject, ...] = ()) -> None:
+    def __init__(self, trajectory: Trajectory, tools: dict[int, tuple[JSONObject, ...]]) -> None:
+        """`tools`: by the step from which on they are offered, in order."""
         self._messages = tuple(step.message for step in trajectory.steps)
         self._indices = [step.index for step in trajectory.steps if step.kind is StepKind.MODEL]
         self._calls = frozenset(self._indices)
-        self._tools = tools
+        self._tools = [*reversed(tools.items())]
 
     def __getitem__(self, index: int) -> ModelInput:
         if index not in self._calls:
             raise KeyError(index)
-        return ModelInput(self._messages[:index], self._tools)
+        offered = next((schemas for at, schemas in self._tools if at <= index), ())
+        return ModelInput(self._messages[:index], offered)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._indices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -228,6 +229,110 @@ def test_pi_a_compaction_keeps_the_end_of_the_history(tmp_path: Path) -> None:
     first, second = stored(db)
     assert texts(second)[:3] == [("user", "(the work so far)"), texts(first)[-1], ("user", "and now?")]
     assert (first.turns, second.turns) == (4, 1)
+
+
+def test_pi_prompt_and_tools_are_read_and_failed_attempts_are_no_history(tmp_path: Path) -> None:
+    """Three attempts without an answer, a call, a prompt that is too long, a compaction: by pi 1.5.2."""
+    first, second = one_file("pi", "retries.jsonl", tmp_path)
+    prompt = ("system", "(preamble)\n\n(tools)\n\n(rules)\n\n(docs)\n\n(cwd)")
+    work = [("assistant", "I look."), ("tool", "hello\n")]
+    assert texts(first) == [prompt, ("user", "Please work. JOB-compact"), *work]
+    assert first.outcome is not None and first.outcome.stop_reason is StopReason.CONTEXT_FULL
+    summary = texts(second)[1][1]
+    assert summary.endswith("A folder was looked at, and the small job goes on. JOB-compact")
+    assert texts(second) == [prompt, ("user", summary), *work, ("assistant", "All done.")]
+    assert (second.header.parent_id, second.header.relation) == (first.header.id, Relation.CONTINUED)
+    assert (first.turns, second.turns) == (1, 1)
+    answer = first.steps[2]
+    assert answer.call is not None and answer.call.latency_ms == 202
+    with Reader(tmp_path / "hermes.db") as reader:
+        for trajectory in (first, second):
+            assert trajectory.header.tools == ("read", "bash", "edit", "write")
+            offered = reader.offered_tools(trajectory.header.id)
+            assert [tool["name"] for tool in offered] == ["read", "bash", "edit", "write"]
+            assert offered[1]["parameters"]["properties"] == {
+                "command": {"type": "string"},
+                "timeout": {"type": "number"},
+            }
+
+
+def pi_session(tmp_path: Path, *entries: dict[str, Any]) -> list[Trajectory]:
+    """What becomes of a chain of entries; one without a type is a message."""
+    at = "2026-11-19T09:00:00.000Z"
+    rows: list[dict[str, Any]] = [{"type": "session", "version": 3, "id": "s", "timestamp": at}]
+    for index, entry in enumerate(entries):
+        row = entry if "type" in entry else {"type": "message", "message": entry}
+        rows.append(
+            {"id": f"e{index}", "parentId": f"e{index - 1}" if index else None, "timestamp": at, **row}
+        )
+    db = tmp_path / "hermes.db"
+    assert imported(db, "pi", write_lines(tmp_path / "s.jsonl", rows)).problems == []
+    assert imported(db, "pi", tmp_path / "s.jsonl").rows == 0
+    return stored(db)
+
+
+def said(text: str, stop: str = "stop") -> dict[str, Any]:
+    content = [{"type": "text", "text": text}] if text else []
+    return {"role": "assistant", "content": content, "stopReason": stop}
+
+
+def test_pi_an_answer_that_broke_off_is_a_leaf(tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "Which file?"}
+    whole, again = pi_session(tmp_path, asked, said("It is", "error"), said("The second one."))
+    assert texts(whole) == [("user", "Which file?"), ("assistant", "It is")]
+    assert whole.outcome is not None and whole.outcome.stop_reason is StopReason.ERROR
+    assert texts(again) == [("user", "Which file?"), ("assistant", "The second one.")]
+    assert (again.header.parent_id, again.header.relation) == (whole.header.id, Relation.RETRY)
+
+
+def test_pi_an_edited_context_begins_a_trajectory(tmp_path: Path) -> None:
+    """What was left out or replaced is so from there on, and nothing is learned twice."""
+    first, second = pi_session(
+        tmp_path,
+        {"role": "user", "content": "one"},
+        said("A long answer."),
+        {"role": "user", "content": "two"},
+        said("Another."),
+        {"type": "context_edit", "targetId": "e1", "replacement": {"content": "Short."}},
+        {"type": "context_edit", "targetId": "e2", "replacement": None},
+        {"role": "user", "content": "three"},
+        said("The last."),
+    )
+    assert [text for _, text in texts(first)] == ["one", "A long answer.", "two", "Another."]
+    assert [text for _, text in texts(second)] == ["one", "Short.", "Another.", "three", "The last."]
+    assert (first.turns, second.turns) == (2, 1)
+    assert (second.header.parent_id, second.header.relation) == (first.header.id, Relation.CONTINUED)
+
+
+def test_pi_a_later_system_message_changes_sections_and_tools(tmp_path: Path) -> None:
+    tools = [{"name": name, "description": "", "parameters": {}} for name in ("bash", "read")]
+    prompt = {"role": "system", "content": "You are pi.", "sections": {"cwd": "/a"}, "toolsAdded": tools}
+    change = {
+        "role": "system",
+        "content": "",
+        "sections": {"cwd": "/b", "docs": None},
+        "toolsRemoved": [{"name": "bash"}],
+    }
+    asked = {"role": "user", "content": "Go on."}
+    (only,) = pi_session(tmp_path, prompt, asked, said("First."), change, asked, said("Second."))
+    assert texts(only)[0] == ("system", "You are pi.\n\n/a")
+    assert texts(only)[3] == (
+        "system",
+        'Updated system prompt section "cwd":\n\n/b\n\nRemoved system prompt section "docs".',
+    )
+    with Reader(tmp_path / "hermes.db") as reader:
+        inputs = reader.record(reader.get(only.header.id)).inputs
+        assert [[tool["name"] for tool in inputs[at].tools] for at in (2, 5)] == [["bash", "read"], ["read"]]
+
+
+def test_pi_a_compaction_that_nothing_follows_stores_nothing(tmp_path: Path) -> None:
+    (only,) = pi_session(
+        tmp_path,
+        {"role": "user", "content": "one"},
+        said("Done."),
+        {"type": "compaction", "summary": "(so far)", "firstKeptEntryId": "e0"},
+    )
+    assert only.turns == 1
 
 
 def test_opencode_a_part_has_the_call_and_its_result(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Entry:
     ok: bool = True
     exit_code: int | None = None
     duration_ms: float = 0.0
+    tools: tuple[JSONObject, ...] | None = None
+    """The tools on offer from here on, by name, description and parameters; None: they stay as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,10 @@ def milliseconds(value: object) -> int:
 
 def as_object(value: object) -> JSONObject:
     return value if isinstance(value, dict) else {}
+
+
+def as_objects(value: object) -> list[JSONObject]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def count(values: JSONObject, *names: str) -> int:

@@ -142,7 +142,7 @@ class SessionImport:
         outcome = path.outcome if end == len(path.refs) else None
         if outcome is None:
             new = _finished(new, at_rest=end < len(path.refs) or session.updated_ms < self._resting_ms)
-        if not any(loaded.entry.call is not None for loaded in new):
+        if not any(loaded.entry.call is not None and not loaded.ref.copied for loaded in new):
             return start
         end = path.refs.index(new[-1].ref, start) + 1
         before = path.refs[:start]
@@ -266,8 +266,13 @@ def _record(
             for index, (loaded, is_input) in enumerate(members)
         ]
     messages = tuple(step.message for step in steps)
+    offered = {
+        at: loaded.entry.tools for at, (loaded, _) in enumerate(items) if loaded.entry.tools is not None
+    }
+    names_of = dict.fromkeys(str(tool["name"]) for tools in offered.values() for tool in tools)
+    header = replace(header, tools=tuple(names_of))
     trajectory = Trajectory(header, tuple(steps), outcome or ending(messages))
-    return Record(trajectory, EarlierMessages(trajectory))
+    return Record(trajectory, EarlierMessages(trajectory, offered))
 
 
 def _step(index: int, loaded: _Loaded, names: Mapping[str | None, str], *, is_input: bool) -> Step:
