@@ -21,7 +21,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1178,
     "batch": 5085,
-    "cli": 10994,
+    "cli": 11000,
     "cluster": 229,
     "compat": 2853,
     "config": 2697,
@@ -30,7 +30,7 @@ BUDGET = {
     "disk": 462,
     "engine": 19688,
     "envs": 17631,
-    "gateway": 4360,
+    "gateway": 4373,
     "hermes": 126,
     "models": 5296,
     "policies": 2529,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hermes.gateway.presets import PRESETS, Target, prepare, shell_lines, with_l
 from tests.gateway.conftest import hermes, serving, stored
 from tests.gateway.scripted import Call, Json, Reply, ScriptedProvider
 
+HERMES = str(Path(sys.executable).with_name("hermes"))
 CHAT_TWICE = """
 import json, os, sys, urllib.request
 history = [{"role": "user", "content": "list the files"}]
@@ -183,19 +185,63 @@ def test_install_and_undo(config: Config, project: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SHELL", "/bin/bash")
     start_file = project / ".bashrc"
     start_file.write_text("export A=1\n")
+    lines = shell_lines(["claude"], HERMES)
     shown = hermes(config, project, "record", "--install", "--", "claude")
-    assert 'claude() { command hermes record -- claude "$@"; }' in shown.stdout
+    assert lines in shown.stdout
     assert "undo" in shown.stderr and start_file.read_text() == "export A=1\n"
     refused = hermes(config, project, "record", "--install", "--write", "--", "claude", text="n\n")
     assert refused.returncode == 0 and start_file.read_text() == "export A=1\n"
     for _ in range(2):
         hermes(config, project, "record", "--install", "--write", "--", "claude", text="y\n")
-        assert start_file.read_text() == "export A=1\n" + shell_lines(["claude"])
+        assert start_file.read_text() == "export A=1\n" + lines
     hermes(config, project, "record", "--install", "--remove", text="y\n")
     assert start_file.read_text() == "export A=1\n"
 
 
+def test_a_shell_reads_the_file_that_is_written(
+    config: Config, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    for shell, path in (("fish", ".config/fish/config.fish"), ("zsh", ".zshrc"), ("dash", ".profile")):
+        monkeypatch.setenv("SHELL", f"/bin/{shell}")
+        hermes(config, project, "record", "--install", "--write", "--", "pi", text="y\n")
+        assert (project / path).read_text() == shell_lines(["pi"], HERMES, shell)
+    refused = hermes(config, project, "record", "--install", "--", "pi; ls")
+    assert refused.returncode == 2 and "'pi; ls' is not the name of a program" in refused.stderr
+    refused = hermes(config, project, "record", "--write")
+    assert refused.returncode == 2 and "belong to --install" in refused.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_the_lines_record_where_hermes_is_and_run_the_program_where_it_is_not(
+    shell: str, tmp_path: Path
+) -> None:
+    """No program of that name is on the PATH: an environment that is not active is the usual case."""
+    names = ["pi", "mini-swe-agent"]  # dash would refuse the whole file for the second
+    for name in names:
+        _script(tmp_path / name, f'echo "{name}: $@"')
+    place = tmp_path / "an environment" / "hermes"
+    place.parent.mkdir()
+    start = tmp_path / "start"
+    start.write_text(shell_lines(names, str(place), shell))
+
+    def said(command: str) -> str:
+        words = [shutil.which(shell) or pytest.skip(f"there is no {shell}"), "-c", f". {start}; {command}"]
+        environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+
+    assert said('pi -p "a b"') == "pi: -p a b\n"
+    _script(place, 'shift; shift; echo "recorded: $@"')
+    assert said('pi -p "a b"') == "recorded: pi -p a b\n"
+    assert said("mini-swe-agent x").startswith("recorded" if shell == "bash" else "mini-swe-agent: x")
+
+
+def _script(path: Path, line: str) -> None:
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
 def test_the_lines_of_a_start_file_are_replaced_and_nothing_else() -> None:
-    text = "a\n" + shell_lines(["pi"]) + "b\n"
-    assert with_lines(text, shell_lines(["codex"])).count(">>>") == 2
+    text = "a\n" + shell_lines(["pi"], HERMES) + "b\n"
+    assert with_lines(text, shell_lines(["codex"], HERMES)).count(">>>") == 2
     assert with_lines(text, "") == "a\nb\n"

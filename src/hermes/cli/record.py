@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,8 @@ def record(ctx: click.Context, options: RecordOptions) -> None:
     if options.install:
         _install(options)
         return
+    if options.write or options.remove:
+        raise UsageError("--write and --remove belong to --install", "hermes record --install --write")
     raise UsageError("no command to record", "hermes record -- claude, or hermes record serve")
 
 
@@ -326,23 +329,26 @@ def _state_terms(config: Config) -> None:
 
 def _install(options: RecordOptions, words: tuple[str, ...] = ()) -> None:
     from hermes.disk.files import atomic_write
-    from hermes.gateway.presets import PRESETS, shell_lines, with_lines
+    from hermes.gateway.presets import PRESETS, shell_lines, start_file, with_lines
 
     programs = [program for preset in PRESETS for program in preset.programs if shutil.which(program)]
     names = list(words) or programs or ["claude"]
-    lines = "" if options.remove else shell_lines(names)
+    if unfit := [name for name in names if not re.fullmatch(r"[\w.-]+", name)]:
+        raise UsageError(f"'{unfit[0]}' is not the name of a program", "hermes record --install -- claude")
     shell = Path(os.environ.get("SHELL") or "bash").name
-    start_file = Path.home() / {"zsh": ".zshrc", "bash": ".bashrc"}.get(shell, ".profile")
-    text = start_file.read_text("utf-8") if start_file.is_file() else ""
+    script = Path(sys.executable).with_name("hermes")
+    hermes = str(script) if script.exists() else shutil.which("hermes") or "hermes"
+    lines = "" if options.remove else shell_lines(names, hermes, shell)
+    path = Path.home() / start_file(shell)
+    text = path.read_text("utf-8") if path.is_file() else ""
     if not options.write and not options.remove:
-        click.echo(f"# {start_file}; --write appends this\n{lines}", nl=False)
+        click.echo(f"# {path}; --write appends this\n{lines}", nl=False)
         click.echo("# to undo: hermes record --install --remove", err=True)
         return
-    question = (
-        f"Take the lines out of {start_file}?" if options.remove else f"Append to {start_file}:\n{lines}?"
-    )
+    question = f"Take the lines out of {path}?" if options.remove else f"Append to {path}:\n{lines}?"
     if click.confirm(question, err=True):
-        mode = start_file.stat().st_mode if start_file.is_file() else 0o644
-        atomic_write(start_file, with_lines(text, lines))
-        start_file.chmod(mode & 0o7777)
-        click.echo(f"{start_file} is changed; to undo: hermes record --install --remove", err=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode if path.is_file() else 0o644
+        atomic_write(path, with_lines(text, lines))
+        path.chmod(mode & 0o7777)
+        click.echo(f"{path} is changed; to undo: hermes record --install --remove", err=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,9 +214,21 @@ def _object(text: str) -> JSONObject:
 _BEGIN, _END = "# >>> hermes record >>>", "# <<< hermes record <<<"
 
 
-def shell_lines(programs: Sequence[str]) -> str:
-    """The lines of a shell's start file by which these programs are always recorded."""
-    functions = [f'{name}() {{ command hermes record -- {name} "$@"; }}' for name in programs]
+def start_file(shell: str) -> str:
+    """The file, below the home, that this shell reads when it starts."""
+    return {"zsh": ".zshrc", "bash": ".bashrc", "fish": ".config/fish/config.fish"}.get(shell, ".profile")
+
+
+def shell_lines(programs: Sequence[str], hermes: str, shell: str = "bash") -> str:
+    """The lines of a shell's start file by which these programs are always recorded. `hermes` is a path: its
+    environment need not be active then, and without it the programs run unrecorded."""
+    form = '{name}() {{ if [ -x {path} ]; then {path} record -- {name} "$@"; else command {name} "$@"; fi; }}'
+    if shell == "fish":
+        form = "function {name}; if test -x {path}; {path} record -- {name} $argv; else; command {name} $argv"
+        form += "; end; end"
+    elif shell not in ("bash", "zsh"):  # others refuse the whole file for a name with a hyphen
+        programs = [name for name in programs if name.isidentifier()]
+    functions = [form.format(name=name, path=shlex.quote(hermes)) for name in programs]
     return "\n".join([_BEGIN, *functions, _END]) + "\n"
 
 
