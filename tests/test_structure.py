@@ -26,7 +26,7 @@ BUDGET = {
     "compat": 2853,
     "config": 2697,
     "core": 1788,
-    "data": 11700,
+    "data": 11718,
     "disk": 462,
     "engine": 19688,
     "envs": 17631,

@@ -257,7 +257,7 @@ def test_broken_arguments_are_recorded_as_the_model_wrote_them(
 
 @each(CLIENTS)
 def test_a_busy_provider_is_an_attempt_of_the_call(
-    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+    config: Config, tmp_path: Path, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
 ) -> None:
     if client.name == "aider":
         pytest.skip("it has no tools, by which the script tells its calls apart")
@@ -266,11 +266,14 @@ def test_a_busy_provider_is_an_attempt_of_the_call(
     first = next(step.call for step in main.steps if step.call)
     assert first.attempts == 2 and main.answer == "All done."
     seen[client.name]["busy"] = "asks again"
+    if client.sessions is not None:
+        (own,) = [trajectory for trajectory in run.own_record(tmp_path) if trajectory.header.relation is None]
+        check_same(own, main)
 
 
 @each(tuple(client for client in WITH_TOOLS if client.name != "mini-swe-agent"))
 def test_a_cut_stream_is_recorded_as_cut(
-    config: Config, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
+    config: Config, tmp_path: Path, run: Run, provider: ScriptedProvider, client: RealClient, seen: Seen
 ) -> None:
     run.job(provider, "cut")
     answers = [
@@ -281,8 +284,15 @@ def test_a_cut_stream_is_recorded_as_cut(
     ]
     (cut,) = [step for step in answers if step.call and step.call.finish_reason == INTERRUPTED]
     assert "I will look at it now.".startswith(cut.message.content.rstrip())
-    repeated = any(step.message.content == "All done." for step in answers)
-    seen[client.name]["cut"] = "asks again" if repeated else "takes the stump for an answer"
+    assert any(step.message.content == "All done." for step in answers)
+    (holder,) = [one for one in stored(config) if cut.message in one.messages and one.turns]
+    resumed = holder.steps[-1].message != cut.message
+    seen[client.name]["cut"] = "resumes behind the stump" if resumed else "asks again"
+    if client.sessions is not None:
+        own = [step for one in run.own_record(tmp_path) for step in one.steps if step.call]
+        assert "All done." in [step.message.content for step in own]
+        whole = [step for step in own if step.call and step.call.finish_reason != INTERRUPTED]
+        assert all(step.message.content != cut.message.content for step in whole), "a stump is no answer"
 
 
 @each(tuple(client for client in CLIENTS if client.name in COMPACTIONS))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hermes.core import Relation, Role, Source, StepKind, StopReason, Trajectory, Usage
+from hermes.core.model_call import INTERRUPTED
 from hermes.store import Reader
 from tests.data.sessions.clients import CLIENTS, copy_of, hermes_agent_rows, imported, read_rows, write_lines
 
@@ -159,6 +160,39 @@ def test_claude_code_a_rewound_question_is_a_branch(tmp_path: Path) -> None:
     assert imported(db, "claude-code", tmp_path / "tree.jsonl").rows == 0
 
 
+@pytest.mark.parametrize(
+    ("after", "cut"),
+    [
+        ("Your response above was cut off mid-stream. Resume directly from where it stops.", True),
+        ("[Request interrupted by user]", True),
+        ("[Request interrupted by user for tool use]", False),
+        ("Please go on.", False),
+    ],
+)
+def test_claude_code_an_answer_that_broke_off_is_no_whole_one(after: str, cut: bool, tmp_path: Path) -> None:
+    """Claude Code 2.1.328 writes such a beginning down as ended, and asks the model to resume."""
+    common = {"sessionId": "s", "timestamp": "2026-11-19T09:00:00.000Z", "version": "2.1.328"}
+    ended = {"role": "assistant", "model": "x", "stop_reason": "end_turn"}
+    texts_of = ("Which file?", "It is", after, "the second one.")
+    rows = []
+    for index, text in enumerate(texts_of):
+        message = {"role": "user", "content": text}
+        if index % 2:
+            message = {**ended, "id": f"m{index}", "content": [{"type": "text", "text": text}]}
+        kind = {
+            "type": message["role"],
+            "uuid": f"u{index}",
+            "parentUuid": f"u{index - 1}" if index else None,
+        }
+        rows.append({**kind, "message": message, **common})
+    db = tmp_path / "hermes.db"
+    assert imported(db, "claude-code", write_lines(tmp_path / "s.jsonl", rows)).problems == []
+    (only,) = stored(db)
+    assert texts(only)[1::2] == [("assistant", "It is"), ("assistant", "the second one.")]
+    reasons = [step.call.finish_reason for step in only.steps if step.call]
+    assert reasons == [INTERRUPTED if cut else "end_turn", "end_turn"]
+
+
 def test_codex_items_of_a_response_are_one_call(tmp_path: Path) -> None:
     (trajectory,) = one_file("codex", "thinking.jsonl", tmp_path)
     assert trajectory.header.metadata == {"agent": "codex", "agent_version": "0.169.0"}
@@ -281,6 +315,7 @@ def test_pi_an_answer_that_broke_off_is_a_leaf(tmp_path: Path) -> None:
     whole, again = pi_session(tmp_path, asked, said("It is", "error"), said("The second one."))
     assert texts(whole) == [("user", "Which file?"), ("assistant", "It is")]
     assert whole.outcome is not None and whole.outcome.stop_reason is StopReason.ERROR
+    assert [step.call.finish_reason for step in whole.steps if step.call] == [INTERRUPTED]
     assert texts(again) == [("user", "Which file?"), ("assistant", "The second one.")]
     assert (again.header.parent_id, again.header.relation) == (whole.header.id, Relation.RETRY)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from hermes.core import (
     ToolCall,
     Usage,
 )
+from hermes.core.model_call import INTERRUPTED
 from hermes.data.example import IMPORTED
 
 COMPACTED = Outcome(StopReason.CONTEXT_FULL, Boundary.LIMIT, detail="the client went on with another history")
@@ -50,6 +51,8 @@ class Ref(NamedTuple):
     answer: bool = False
     copied: bool = False
     """It stands again behind a compaction: input there, whoever wrote it."""
+    cut: bool = False
+    """An answer of which only the beginning arrived."""
     link: str | None = None
     """The id that the sub-agent it started names as its origin."""
 
@@ -120,6 +123,11 @@ def as_call(
     cost = float(cost_usd) if isinstance(cost_usd, int | float) else None
     reason = finish_reason if isinstance(finish_reason, str) else "unknown"
     return ModelCall(str(model or "unknown"), IMPORTED, Sampling(), reason, usage, latency_ms, cost)
+
+
+def cut_off(entry: Entry) -> Entry:
+    """The answer as one that broke off, from which nobody learns to end there."""
+    return replace(entry, call=replace(entry.call, finish_reason=INTERRUPTED)) if entry.call else entry
 
 
 def assistant(texts: Iterable[str], thoughts: Iterable[str], calls: Iterable[ToolCall]) -> Message:

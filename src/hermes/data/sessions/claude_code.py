@@ -26,6 +26,7 @@ from hermes.data.sessions.base import (
     as_object,
     assistant,
     count,
+    cut_off,
     milliseconds,
     result,
     text_and_images,
@@ -35,6 +36,8 @@ from hermes.data.sessions.lines import PlacedLine, SessionFile
 
 AGENT = "claude-code"
 _INTERRUPTED = "[Request interrupted by user"
+_CUT = ("[Request interrupted by user]", "Your response above was cut off mid-stream")
+"""What Claude Code, and not the user, says behind an answer that broke off."""
 _MESSAGES = ("user", "assistant")
 
 
@@ -190,8 +193,12 @@ class _Tree:
                 return
             parent = owner
         node = _Node(_ref(line, uuid), parent, sidechain=sidechain)
-        if text_and_images(message["content"])[0].startswith(_INTERRUPTED):
+        text = text_and_images(message["content"])[0]
+        if text.startswith(_INTERRUPTED):
             node.outcome = Outcome(StopReason.CANCELLED, Boundary.USER)
+        if parent >= 0 and text.startswith(_CUT) and not self._nodes[parent].results:
+            before = self._nodes[parent]  # with a call it was whole: the call was interrupted
+            before.ref = before.ref._replace(cut=before.ref.answer and parent not in self._by_call.values())
         self._append(node, uuid)
 
     def paths(self, call: tuple[str, ...]) -> Iterator[SessionPath]:
@@ -243,7 +250,8 @@ def _joined(ref: Ref, line: PlacedLine, uuid: str) -> Ref:
 
 def _load(file: SessionFile, ref: Ref) -> Entry:
     if ref.answer:
-        return _answer([as_object(file.row(index).get("message")) for index in ref.places])
+        entry = _answer([as_object(file.row(index).get("message")) for index in ref.places])
+        return cut_off(entry) if ref.cut else entry
     row = file.row(ref.places[0])
     content: Any = as_object(row.get("message")).get("content")
     if len(ref.places) == 1:

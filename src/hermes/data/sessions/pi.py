@@ -25,6 +25,7 @@ from hermes.data.sessions.base import (
     as_objects,
     assistant,
     count,
+    cut_off,
     milliseconds,
     result,
     text_and_images,
@@ -279,7 +280,8 @@ def _answer(message: JSONObject) -> Entry:
     cost = as_object(used.get("cost")).get("total")
     took_ms = float(count(message, "durationMs"))
     stop = message.get("stopReason")
-    return Entry(answer, as_call(model, usage, stop, cost_usd=cost or None, latency_ms=took_ms))
+    entry = Entry(answer, as_call(model, usage, stop, cost_usd=cost or None, latency_ms=took_ms))
+    return cut_off(entry) if stop in _UNSENT else entry
 
 
 def _exit_code(text: str) -> int | None:
