@@ -37,7 +37,7 @@ from hermes.data.sessions.lines import PlacedLine, SessionFile
 AGENT = "claude-code"
 _INTERRUPTED = "[Request interrupted by user"
 _CUT = ("[Request interrupted by user]", "Your response above was cut off mid-stream")
-"""What Claude Code, and not the user, says behind an answer that broke off."""
+"""The beginnings of texts that Claude Code, and not the user, says behind an answer that broke off."""
 _MESSAGES = ("user", "assistant")
 
 
