@@ -10,7 +10,15 @@ import pytest
 from hermes.core import Relation, Role, Source, StepKind, StopReason, Trajectory, Usage
 from hermes.core.model_call import INTERRUPTED
 from hermes.store import Reader
-from tests.data.sessions.clients import CLIENTS, copy_of, hermes_agent_rows, imported, read_rows, write_lines
+from tests.data.sessions.clients import (
+    CLIENTS,
+    FIXTURES,
+    copy_of,
+    hermes_agent_rows,
+    imported,
+    read_rows,
+    write_lines,
+)
 
 
 def stored(db: Path) -> list[Trajectory]:
@@ -18,8 +26,8 @@ def stored(db: Path) -> list[Trajectory]:
         return list(reader.trajectories())
 
 
-def one_file(client: str, name: str, tmp_path: Path) -> list[Trajectory]:
-    folder = copy_of(client, tmp_path)
+def one_file(client: str, name: str, tmp_path: Path, folder: Path | None = None) -> list[Trajectory]:
+    folder = folder or copy_of(client, tmp_path)
     done = imported(tmp_path / "hermes.db", client, folder / name)
     assert done.problems == []
     return stored(tmp_path / "hermes.db")
@@ -267,7 +275,7 @@ def test_pi_a_compaction_keeps_the_end_of_the_history(tmp_path: Path) -> None:
 
 def test_pi_prompt_and_tools_are_read_and_failed_attempts_are_no_history(tmp_path: Path) -> None:
     """Three attempts without an answer, a call, a prompt that is too long, a compaction: by pi 1.5.2."""
-    first, second = one_file("pi", "retries.jsonl", tmp_path)
+    first, second = one_file("pi", "retries.jsonl", tmp_path, FIXTURES / "pi-1.5")
     prompt = ("system", "(preamble)\n\n(tools)\n\n(rules)\n\n(docs)\n\n(cwd)")
     work = [("assistant", "I look."), ("tool", "hello\n")]
     assert texts(first) == [prompt, ("user", "Please work. JOB-compact"), *work]
