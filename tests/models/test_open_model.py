@@ -43,12 +43,16 @@ prices:
     assert provider.requests[0].json["top_k"] == 4
 
 
-async def test_any_address_can_be_named_instead_of_a_provider(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("environ", "cost_usd"), [({}, 0.0), ({"OPENAI_API_KEY": "sk-lab-123"}, None)])
+async def test_any_address_can_be_named_instead_of_a_provider(
+    tmp_path: Path, environ: dict[str, str], cost_usd: float | None
+) -> None:
+    """On loopback and without a key it is a model of this machine; a proxy with a key may cost something."""
     with FakeProvider([text("hi")]) as provider:
-        model = open_model(config_in(tmp_path), "qwen3", base_url=provider.base_url)
+        model = open_model(config_in(tmp_path, **environ), "qwen3", base_url=provider.base_url)
         reply = await model.complete(asking())
     assert model.name == "custom/qwen3"
-    assert reply.call.cost_usd is None
+    assert reply.call.cost_usd == cost_usd
 
 
 async def test_the_budget_given_at_opening_is_enforced(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes.core.names import policy_name
 from hermes.training.checkpoints import (
     CheckpointRecord,
     RetentionPolicy,
@@ -121,6 +122,7 @@ class SomeEnv(HermesAgentBaseEnv):
 """
 OWN_EVALUATION = """
     async def evaluate(self):
+        print("recorded as", self.rollout_context().new_model().name, "in", self.run_id)
         await self.evaluate_log(metrics={"eval/score": 0.5})
 """
 
@@ -128,15 +130,23 @@ OWN_EVALUATION = """
 def test_an_environment_without_held_out_tasks_is_not_evaluated_and_others_are(tmp_path: Path) -> None:
     lines: list[str] = []
     config = tmp_path / "config.yaml"
-    config.write_text("openai:\n- base_url: http://127.0.0.1:9/v1\n  health_check: false\n")
+    server = "base_url: http://127.0.0.1:9/v1\n  model_name: policy\n  server_type: openai"
+    config.write_text(f"openai:\n- {server}\n  health_check: false\n")
     empty, measured = tmp_path / "empty.py", tmp_path / "measured.py"
     empty.write_text(ENVIRONMENT_FILE)
     measured.write_text(ENVIRONMENT_FILE + OWN_EVALUATION)
-    alone = environments_evaluation([(empty, config)], tmp_path / "alone", lines.append)
+    alone = environments_evaluation([(empty, config)], tmp_path / "alone", lines.append, _name)
     assert alone(1, "s") == alone(2, "s") == {}, lines
     assert lines == ["some has no tasks to evaluate: the run goes on without an evaluation"]
-    both = environments_evaluation([(empty, config), (measured, config)], tmp_path / "both", lines.append)
+    both_files = [(empty, config), (measured, config)]
+    both = environments_evaluation(both_files, tmp_path / "both", lines.append, _name)
     assert both(1, "s") == {"score": 0.5, "measured/score": 0.5}, lines
+    log = (tmp_path / "both/measured/step-1/log.txt").read_text()
+    assert "recorded as sums@step-1 in sums@step-1-eval" in log, log
+
+
+def _name(step: int) -> str:
+    return policy_name("sums", step)
 
 
 @pytest.mark.slow

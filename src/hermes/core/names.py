@@ -22,10 +22,10 @@ def did_you_mean(names: Sequence[str], otherwise: str = "") -> str:
     return f"did you mean {' or '.join(names)}?" if names else otherwise
 
 
-def policy_name(run: str, step: int | None) -> str:
+def policy_name(run: str, step: int | None, *, at_service: bool = False) -> str:
     """The name of a training run's weights after a step, such as `quickstart-1118@step-7`; for None, of those
     that are the newest when they are asked, while the run goes on."""
-    return f"{run}@newest" if step is None else f"{run}@step-{step}"
+    return f"{run}@{'newest' if step is None else f'step-{step}'}{SERVICE_SUFFIX if at_service else ''}"
 
 
 def is_policy_name(model: str) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hermes.errors import ProviderError, UsageError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
 from hermes.models.budget import Budget
-from hermes.models.usage import estimate_prompt, price_of
+from hermes.models.usage import estimate_prompt, price_at
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -42,10 +42,10 @@ def open_model(
         from hermes.models.local.chat import LocalChat
 
         local = LocalChat.open(target.model, config.home, progress)
-        return local if budget is None else MeteredChat(local, price_of(settings, target.name), budget)
+        return local if budget is None else MeteredChat(local, price_at(settings, target), budget)
     from hermes.models.remote.openai_chat import OpenAIChat
 
-    return OpenAIChat(target, price_of(settings, target.name), budget)
+    return OpenAIChat(target, price_at(settings, target), budget)
 
 
 class MeteredChat(ChatModel):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from hermes.config.providers import profiles
 from hermes.config.settings import LOCAL, PriceSettings
 from hermes.core import JSONObject, Message, Usage
-from hermes.core.names import is_policy_name
+from hermes.core.names import SERVICE_SUFFIX, is_policy_name
 from hermes.models.fields import as_count, as_object
 from hermes.safety.access import leads_to_loopback
 
 if TYPE_CHECKING:
+    from hermes.config.providers import ModelTarget
     from hermes.config.settings import Settings
 
 FREE = PriceSettings(input=0.0, output=0.0)
@@ -79,6 +80,13 @@ def price_of(settings: Settings, model: str) -> PriceSettings | None:
     provider, _, name = model.partition("/")
     stated = settings.prices.get(model) or settings.prices.get(name)
     return stated or (FREE if is_policy_name(model) or _is_local(settings, provider) else None)
+
+
+def price_at(settings: Settings, target: ModelTarget) -> PriceSettings | None:
+    """As `price_of`; any address on loopback that takes no key costs nothing either."""
+    price = price_of(settings, target.name)
+    is_free = price is None and target.api_key is None and leads_to_loopback(target.base_url)
+    return FREE if is_free and not target.name.endswith(SERVICE_SUFFIX) else price
 
 
 def _is_local(settings: Settings, provider: str) -> bool:

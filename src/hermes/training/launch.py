@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from hermes.config.load import Config
 from hermes.config.settings import MANAGED
 from hermes.core import new_id
+from hermes.core.names import policy_name
 from hermes.errors import HermesError, UsageError
 from hermes.training.checkpoints import RetentionPolicy
 from hermes.training.options import OfflineOptions, RlOptions, SftOptions, TrainOptions, size_defaults
@@ -353,6 +354,12 @@ def _evaluation(options: RlOptions, run: TrainingRunSpec, progress: ProgressCall
                 "add --eval-config FILE for each environment, and --eval-folder FOLDER",
             )
         environments = list(zip(options.eval_environments, options.eval_configs, strict=True))
-        return environments_evaluation(environments, options.eval_folder, progress)
+        at_service = options.openai_port is not None  # the trainer itself passes the requests on to it
+        return environments_evaluation(
+            environments,
+            options.eval_folder,
+            progress,
+            lambda step: policy_name(run.id, step, at_service=at_service),
+        )
     command = options.eval_command
     return command_evaluation(command, run.id, progress) if command else None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hermes.agent.build import open_writer
-from hermes.config.environment import RL_RUN_VARIABLE
+from hermes.config.environment import RL_POLICY_VARIABLE, RL_RUN_VARIABLE
 from hermes.config.load import Config, load
 from hermes.core import Message, Sampling, new_id
 from hermes.core.texts import Texts
@@ -96,7 +96,9 @@ class HermesAgentBaseEnv(BaseEnv):
         super().__init__(config, without_local_probes(server_configs), slurm, testing)
         if uses_results_directly(type(self).compute_reward):
             self.server = cast(ServerManager, LoopBoundServer(self.server))
-        self.run_id = os.environ.get(RL_RUN_VARIABLE) or f"{self.display_name}-{new_id()}"
+        policy = os.environ.get(RL_POLICY_VARIABLE)
+        evaluation = f"{policy}-eval" if policy else f"{self.display_name}-{new_id()}"
+        self.run_id = os.environ.get(RL_RUN_VARIABLE) or evaluation
         self.rewards_for_log: list[float] = []
         self.turns_for_log: list[int] = []
         self.tool_errors_for_log: list[int] = []

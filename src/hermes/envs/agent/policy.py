@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from hermes.config.environment import RL_RUN_VARIABLE, RL_SERVICE_VARIABLE
+from hermes.config.environment import RL_POLICY_VARIABLE
 from hermes.config.providers import CUSTOM, ModelTarget
 from hermes.config.settings import LOCAL, ProviderSettings, http_url
-from hermes.core.names import SERVICE_SUFFIX, policy_name
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.errors import ConfigError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta
-from hermes.models.usage import price_of
+from hermes.models.usage import price_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,7 +79,7 @@ class PolicyServers:
         if server.base_url == LOCAL:
             return self._shared(self._local(server))
         target = _target(server)
-        price = price_of(self._config.settings, target.name)
+        price = price_at(self._config.settings, target)
         if server.server_type == "openai":
             from hermes.models.remote.openai_chat import OpenAIChat
 
@@ -162,8 +161,5 @@ def _target(server: APIServerConfig) -> ModelTarget:
         timeout_s=max(1, server.timeout),
     )
     key = (server.api_key or "").strip() or None
-    run = os.environ.get(RL_RUN_VARIABLE) if server.model_name == _POLICY else None
-    label = policy_name(run, None) if run else None
-    if label is not None and os.environ.get(RL_SERVICE_VARIABLE):
-        label += SERVICE_SUFFIX  # what a service samples costs something
+    label = os.environ.get(RL_POLICY_VARIABLE) if server.model_name == _POLICY else None
     return ModelTarget(CUSTOM, server.model_name, url, None, key, profile, label)

@@ -32,7 +32,7 @@ from hermes.cluster.actors import (
     wait_for_end,
 )
 from hermes.config import yaml_file
-from hermes.config.environment import RL_RUN_VARIABLE, without_stored
+from hermes.config.environment import RL_POLICY_VARIABLE, RL_RUN_VARIABLE, without_stored
 from hermes.config.providers import API_URL_VARIABLE, trajectory_api_url
 from hermes.envs.modes.commandline import parse
 from hermes.errors import UsageError
@@ -41,7 +41,7 @@ from hermes.rl.supervise.env_replicas import ReplicaEnd
 from hermes.safety.access import leads_to_loopback
 from hermes.serving.trajectory_api import DEFAULT_URL, TOKEN_VARIABLE
 
-_SENT = (TOKEN_VARIABLE, API_URL_VARIABLE, RL_RUN_VARIABLE, "WANDB_MODE")
+_SENT = (TOKEN_VARIABLE, API_URL_VARIABLE, RL_POLICY_VARIABLE, RL_RUN_VARIABLE, "WANDB_MODE")
 """Variables of this process that every replica has; keys are each node's own."""
 
 

@@ -13,9 +13,10 @@ import secrets
 from functools import cached_property
 from pathlib import Path
 
-from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_RUN_VARIABLE, RL_SERVICE_VARIABLE
+from hermes.config.environment import ENV_REPLICA_VARIABLE, RL_POLICY_VARIABLE, RL_RUN_VARIABLE
 from hermes.config.option import command_words
 from hermes.core import JSONObject
+from hermes.core.names import policy_name
 from hermes.disk.files import atomic_write
 from hermes.rl.budget import cost_usd
 from hermes.rl.config.run_file import trainer_values
@@ -173,6 +174,7 @@ class RunPlan:
         fleet = RunFleet.from_fields(self._config.tinker)
         sampling = () if fleet is None else fleet.environment_flags(self._config.run.ports[FLEET])
         settings = (*no_evaluation, *seed, *overlapping, *sampling)
+        policy = policy_name(self._run.run_id, None, at_service=bool(self._config.run.service))
         return ProcessSpec(
             name,
             (*HERMES, "env", "serve", environment.file, "--config", path, *settings),
@@ -182,7 +184,7 @@ class RunPlan:
                 **wandb_environ(self._config),
                 **self._api_environ,
                 RL_RUN_VARIABLE: self._run.run_id,
-                **({RL_SERVICE_VARIABLE: "1"} if self._config.run.service else {}),
+                RL_POLICY_VARIABLE: policy,
                 ENV_REPLICA_VARIABLE: f"{number}/{count}",
                 "HERMES_UNSENT_DIR": str(self._run.folder),
             },

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hermes.config.environment import RL_POLICY_VARIABLE
 from hermes.core import parse_object
 from hermes.disk.files import atomic_write, ensure_dir, read_text
 from hermes.errors import HermesError, NothingToEvaluateError
@@ -41,15 +42,19 @@ _PREFIX = "eval/"
 
 
 def environments_evaluation(
-    environments: Sequence[tuple[Path, Path]], folder: Path, progress: Callable[[str], None]
+    environments: Sequence[tuple[Path, Path]],
+    folder: Path,
+    progress: Callable[[str], None],
+    name_of: Callable[[int], str],
 ) -> Callable[[int, str], dict[str, float]]:
-    """`environments`: file and configuration of each. The metrics of several have the environment's name
+    """`environments`: file and configuration of each. `name_of`: what the weights of a step are
+    called, and recorded as. The metrics of several have the environment's name
     (success_rate of a.py is a/success_rate); without a name it is their mean, each environment counting the
     same, of a metric that all have that report any."""
     if len(environments) == 1:
-        return environment_evaluation(*environments[0], folder, progress)
+        return environment_evaluation(*environments[0], folder, progress, name_of)
     evaluations = {
-        file.stem: environment_evaluation(file, config, folder / file.stem, progress)
+        file.stem: environment_evaluation(file, config, folder / file.stem, progress, name_of)
         for file, config in environments
     }
 
@@ -74,7 +79,11 @@ def environments_evaluation(
 
 
 def environment_evaluation(
-    environment: Path, config: Path, folder: Path, progress: Callable[[str], None]
+    environment: Path,
+    config: Path,
+    folder: Path,
+    progress: Callable[[str], None],
+    name_of: Callable[[int], str],
 ) -> Callable[[int, str], dict[str, float]]:
     """`config`: the run's configuration, which names the server of the policy."""
     silent = False
@@ -85,7 +94,7 @@ def environment_evaluation(
         if silent:
             return {}
         try:
-            _run_process(environment, config, target)
+            _run_process(environment, config, target, name_of(step))
             text = read_text(target / METRICS)
             if text is None:
                 silent = True
@@ -116,7 +125,7 @@ def eval_metrics(text: str) -> dict[str, float]:
     }
 
 
-def _run_process(environment: Path, config: Path, target: Path) -> None:
+def _run_process(environment: Path, config: Path, target: Path, policy: str) -> None:
     """HermesError with the last error in its output if it fails."""
     log_path = ensure_dir(target) / "log.txt"
     command = [sys.executable, "-P", "-m", "hermes", "env", "evaluate", str(environment)]
@@ -136,7 +145,7 @@ def _run_process(environment: Path, config: Path, target: Path) -> None:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 timeout=LIMIT_S,
-                env={**os.environ, "WANDB_MODE": "disabled"},
+                env={**os.environ, "WANDB_MODE": "disabled", RL_POLICY_VARIABLE: policy},
             )
         except subprocess.TimeoutExpired as error:
             raise HermesError(f"it ran longer than {LIMIT_S:g} s") from error
