@@ -58,6 +58,13 @@ def test_a_run_and_a_promoted_policy_answer_by_name(home: Path) -> None:
     assert answer(home, "policy", "promote", f"{RUN}@step-2")["name"] == f"{RUN}@step-2"
     assert answer(home, "policy", "promote", f"{RUN}@step-4")["name"] == f"{RUN}@step-4"
     assert len(answer(home, "policy", "list")["policies"]) == 2, "the same weights are one policy"
+    hermes(home, "config", "set", "model_aliases.mine", f"run:{RUN}")
+    names = answer(home, "models")["names"]
+    assert names["mine"] == f"run:{RUN}" and names["policy"] == names[f"run:{RUN}"] == f"{RUN}@step-4"
+    for name in names:
+        assert asked(home, "--model", name)["said"] in (newest["said"], older["said"]), name
+    for slip, meant in ((RUN, f"run:{RUN}"), ("letters", f"run:{RUN}"), ("mien", "mine")):
+        assert f"did you mean {meant}?" in failure(hermes(home, "--model", slip, "-q", "Hi"), 2)[1]
     for name in ("policy", f"policy:{RUN}@step-4", f"{RUN}@step-4"):
         assert asked(home, "--model", name)["said"] == newest["said"]
     assert answer(home, "policy", "promote", "previous")["name"] == f"{RUN}@step-2"

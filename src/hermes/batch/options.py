@@ -68,7 +68,7 @@ class BatchOptions(RunFolder, HarborFlags):
     )
     run_name: str | None = option(None, "Names the output folder; the same name continues the run.")
     model: str | None = option(
-        None, "Model to use instead of the configured one.", "-m", "--model", metavar="PROVIDER/NAME"
+        None, "Model to use instead of the configured one: see 'hermes models'.", "-m", "--model", metavar="NAME"
     )
     base_url: str | None = option(
         None, "Any OpenAI-compatible server; without --model, the model it serves.", metavar="URL"

@@ -65,7 +65,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.setup.memory:memory",
         "What the agent remembers across sessions: list, show, add, remove.",
     ),
-    "models": ("hermes.cli.setup.models:models", "List the providers and the bundled model."),
+    "models": ("hermes.cli.setup.models:models", "List the names that --model takes: of providers, yours, policies, runs."),
     "improve": (
         "hermes.cli.policy.improve:improve_policy",
         "Learn from new ratings and promote the policy only if it is better.",
@@ -176,7 +176,7 @@ _SETTINGS: dict[str, Any] = {
 
 _CHAT_OPTIONS = (
     click.option(
-        "-m", "--model", metavar="PROVIDER/NAME", help="Model to use instead of the configured one."
+        "-m", "--model", metavar="NAME", help="Model to use instead of the configured one: see 'hermes models'."
     ),
     click.option(
         "--base-url",

@@ -6,7 +6,7 @@ connects anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hermes.config.settings import LOCAL, ProviderSettings, Settings, http_url
@@ -111,7 +111,7 @@ def resolve_model(
     model = settings.model_aliases.get(model, model)
     provider, slash, name = model.partition("/")
     if not slash or provider not in providers:
-        raise _unknown_provider(model, provider, list(providers))
+        raise _unknown_provider(model, provider, list(providers), list(settings.model_aliases))
     if not name:
         raise UsageError(f"the model '{model}' has no name after the slash", f"write {provider}/NAME")
     if providers[provider].base_url == LOCAL:
@@ -169,16 +169,22 @@ def _key(profile: ProviderSettings, environ: Mapping[str, str]) -> str | None:
     return environ.get(profile.key_env or "", "").strip() or None
 
 
-def _unknown_provider(model: str, provider: str, providers: list[str]) -> UsageError:
+def likely_names(model: str, providers: Iterable[str], aliases: Iterable[str]) -> list[str]:
+    """What a name without a slash probably means, the likeliest first."""
+    before, colon, after = model.partition(":")
+    likely = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
+    likely += [f"{before}/{after}"] if colon and before in providers else []
+    likely += [f"{path}/{model}" for start, path in _FAMILIES.items() if model.lower().startswith(start)]
+    return likely + nearest(model, aliases)
+
+
+def _unknown_provider(model: str, provider: str, providers: list[str], aliases: list[str]) -> UsageError:
     listing = f"known providers: {', '.join(providers)}"
     if "/" not in model:
-        before, colon, after = model.partition(":")
-        likely = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
-        likely += [f"{before}/{after}"] if colon and before in providers else []
-        likely += [f"{path}/{model}" for start, path in _FAMILIES.items() if model.lower().startswith(start)]
+        otherwise = f"write PROVIDER/NAME, as in openai/gpt-4o; {listing}; 'hermes models' lists all names"
         return UsageError(
             f"the model '{model}' names no provider",
-            did_you_mean(likely[:1], f"write PROVIDER/NAME, as in openai/gpt-4o; {listing}"),
+            did_you_mean(likely_names(model, providers, aliases)[:1], otherwise),
         )
     close = nearest(provider, providers)
     guess = f"{close[0]}/{model.partition('/')[2]}" if close else f"openrouter/{model}"

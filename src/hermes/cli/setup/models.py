@@ -1,7 +1,9 @@
-"""`hermes models`: the providers with their addresses and keys, and the bundled model."""
+"""`hermes models`: every name that --model takes: of providers, of your own, and of what was trained here."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -10,19 +12,24 @@ if TYPE_CHECKING:
     from hermes.config.load import Config
     from hermes.core import JSONObject
 
+_SHOWN = 12
+"""Names of a user's own that are printed."""
+
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def models(as_json: bool) -> None:
-    """List the providers and the bundled model. A model is named PROVIDER/NAME."""
+    """List the names that --model takes: PROVIDER/NAME, your own names, policies and runs."""
     from hermes.config.load import load
 
     config = load()
     rows = _providers(config)
+    names = _names(config)
     if as_json:
         import json
 
-        click.echo(json.dumps({"default": config.settings.model, "providers": rows}, indent=2))
+        report = {"default": config.settings.model, "providers": rows, "names": dict(names)}
+        click.echo(json.dumps(report, indent=2))
         return
     from hermes.cli.tables import print_table
 
@@ -30,7 +37,12 @@ def models(as_json: bool) -> None:
     header = ("PROVIDER", "BASE URL", "KEY", "MODELS")
     body = [(row["name"], row["base_url"], _key_text(row), ", ".join(row["models"])) for row in rows]
     print_table([header, *body])
-    click.echo("\nchoose one with --model PROVIDER/NAME, or: hermes config set model PROVIDER/NAME")
+    if names:
+        click.echo()
+        print_table([("NAME", "WHO ANSWERS"), *names[:_SHOWN]])
+    if more := max(0, len(names) - _SHOWN):
+        click.echo(f"and {more} more: --json, hermes policy list, hermes rl status --all")
+    click.echo("\nchoose one with --model NAME; for every chat: hermes config set model NAME")
 
 
 def _providers(config: Config) -> list[JSONObject]:
@@ -50,6 +62,26 @@ def _providers(config: Config) -> list[JSONObject]:
             }
         )
     return rows
+
+
+def _names(config: Config) -> list[tuple[str, str]]:
+    """The user's own names, the policies, and the runs that have weights, each with who answers to it."""
+    from hermes.errors import HermesError
+    from hermes.rl.weights.source import find_source
+    from hermes.training.checkpoints import NAME as STATE
+    from hermes.training.policy_registry import BASE_ID, NAME, PolicyRegistry
+
+    registry = PolicyRegistry(config.home)
+    names = list(config.settings.model_aliases.items())
+    if policies := registry.policies():
+        current = registry.current()
+        names.append((NAME, current.base_model if current.id == BASE_ID else current.label))
+        names += [(f"{NAME}:{record.label}", f"{record.label} on {record.base_model}") for record in policies]
+    states = sorted((config.home / "runs").glob(f"*/{STATE}"), key=os.path.getmtime, reverse=True)
+    for run in (state.parent.name for state in states):
+        with suppress(HermesError):  # without weights, or damaged: it cannot answer
+            names.append((f"run:{run}", find_source(config, run).name))
+    return names
 
 
 def _key_text(row: JSONObject) -> str:

@@ -10,13 +10,14 @@ The base model never answers for weights that cannot be found: that is an error.
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.config.providers import profiles
-from hermes.core.names import SERVICE_SUFFIX, is_policy_name, policy_name
+from hermes.config.providers import likely_names, profiles
+from hermes.core.names import SERVICE_SUFFIX, did_you_mean, is_policy_name, policy_name
 from hermes.core.texts import Texts
 from hermes.engine.server.options import ModelOptions
 from hermes.errors import HermesError, UsageError
@@ -76,6 +77,7 @@ def find_policy(config: Config, model: str | None, progress: Progress | None = N
     if model.startswith(RUN):
         return _run_policy(config, *_run_and_step(model.removeprefix(RUN)))
     if not names_policy(model):
+        _check_prefix(config, model)
         return None
     reference = model.removeprefix(f"{NAME}:")
     registry = PolicyRegistry(config.home)
@@ -85,6 +87,17 @@ def find_policy(config: Config, model: str | None, progress: Progress | None = N
     if record.id == BASE_ID and reference != BASE_ID and progress is not None:
         progress(f"no policy is promoted: the base model {record.base_model} answers")
     return of_record(config, record)
+
+
+def _check_prefix(config: Config, model: str) -> None:
+    """UsageError for the name of a run that stands there without `run:`."""
+    runs = [path.name for path in (config.home / "runs").glob(f"{glob.escape(model)}*/")] if model else []
+    runs = [model] if model in runs else runs
+    settings = config.settings
+    if "/" in model or not runs or likely_names(model, profiles(settings, {}), settings.model_aliases):
+        return
+    names = [f"{RUN}{run}" for run in sorted(runs)[:3]]
+    raise UsageError(f"the model '{model}' names no provider", did_you_mean(names))
 
 
 def of_record(config: Config, record: PolicyRecord) -> NamedPolicy:
