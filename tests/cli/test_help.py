@@ -59,13 +59,15 @@ def test_every_option_says_what_it_does_in_words_that_stand_alone() -> None:
 
 def test_every_command_answers_to_h_and_its_summary_is_not_cut() -> None:
     for name, command in ALL.items():
-        done = CliRunner().invoke(cli, [*name.split(), "-h"], prog_name="hermes", terminal_width=100)
+        done = CliRunner().invoke(cli, [*name.split(), "-h"], prog_name="hermes", terminal_width=80)
         assert done.exit_code == 0, (name, done.output)
+        assert [line for line in done.output.splitlines() if len(line) > 80] == [], name
         assert "Usage: hermes" in done.output, name
         assert "\\b" not in done.output, (name, "a mark of click's is shown")
         assert command.help, name
         for subcommand in getattr(command, "commands", {}).values():
-            summary = subcommand.get_short_help_str(limit=72)
+            summary = subcommand.get_short_help_str(limit=200)
+            assert subcommand.hidden or summary.split()[-1] in done.output, (name, subcommand.name, summary)
             assert not summary.endswith("..."), (name, subcommand.name, summary)
 
 

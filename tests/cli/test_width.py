@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus
+from hermes.rl.run_config import RunConfig
 from tests.cli.process import PASSED_ON
 
 COMMANDS = (
     *("trajectories list", "env list", "tools", "config show", "doctor", "skills search axolotl"),
-    *("rl plan --model Qwen/Qwen3-8B --gpus 1", "rl config --env calculator", "--help"),
+    *("rl plan --model Qwen/Qwen3-8B --gpus 1", "rl config --env calculator", "--help", "models"),
+    *("rl status", "rl results", "rl doctor", "rl status --all", "policy list", "batch -h"),
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _OTHER = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07")
@@ -58,7 +61,24 @@ def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         check=True,
     )
+    add_failed_run(tmp_path)
     return tmp_path
+
+
+def add_failed_run(home: Path) -> None:
+    """A run whose reason and whose log have lines that are longer than a terminal is wide."""
+    run, message = RlRun(home, "long-lines"), "no signal: " + "the scores within each group were equal, " * 4
+    run.folder.mkdir(parents=True)
+    RunConfig.parse({"env": {}, "run": {"model": "hermes/smollm2", "device": "cpu"}}, "test").write(
+        run.folder
+    )
+    (run.folder / "metrics.jsonl").write_text('{"step": 1, "health/group_signal": 0.0, "reward/mean": 0}\n')
+    run.log_path("trainer").parent.mkdir(parents=True)
+    run.log_path("trainer").write_text(f"(step 1 … 10 s)\nerror: {message}\n")
+    reason = f"trainer exited (1): {message}"
+    processes = {"trainer": ProcessStatus(exit_code=1, starts=1)}
+    status = RunStatus(RunState.FAILED, reason, started_at_ms=1, ended_at_ms=2, processes=processes)
+    run.write_status(status)
 
 
 @pytest.mark.timeout(300)
@@ -67,6 +87,7 @@ def test_no_command_is_wider_than_80_columns(sample_home: Path) -> None:
     lines = [line.rpartition("\r")[2] for line in _COLOUR.sub("", _OTHER.sub("", text)).split("\r\n")]
     assert len(lines) > 150, text[-2000:]
     assert [line for line in lines if len(line) > 80] == []
+    assert text.count("  | error: no signal") == 1 and "(step 1 … 10 s)" not in text, "waiting is no news"
 
 
 def test_output_taller_than_the_terminal_goes_through_the_pager(sample_home: Path) -> None:

@@ -91,3 +91,11 @@ def test_what_did_not_end_a_failed_run_is_not_given_as_its_reason() -> None:
     assert [cause.name for cause in others] == ["truncation"]
     assert others[0].evidence.endswith("(this did not end the run)")
     assert "did not end" not in diagnose(rows, "running", None)[0].evidence
+
+
+def test_a_failure_with_a_known_cause_is_named_once_with_its_advice() -> None:
+    rows = [{"step": step, "health/group_signal": 0.0, "reward/mean": 0.0} for step in range(30)]
+    known = next(cause for cause in diagnose(rows, "running", None) if cause.name == "no signal")
+    failed, *others = diagnose(rows, "failed", "trainer exited (1): no signal: all scores were equal")
+    assert failed.name == "the run failed" and failed.advice == known.advice
+    assert "no signal" not in [cause.name for cause in others]

@@ -27,7 +27,7 @@ _SETTINGS = {
 class RunFolder(Options):
     """Where the runs of a batch are."""
 
-    output_dir: Path = option(Path("data"), "Folder that has the runs.")
+    output_dir: Path = option(Path("data"), "Where the folders of runs are.")
 
 
 class HarborFlags(Options):
@@ -36,12 +36,17 @@ class HarborFlags(Options):
     place: Literal["auto", "bubblewrap", "container"] = option(
         "auto", "Where Harbor tasks run.", "--env.place"
     )
-    network: Literal["none", "task"] = option("none", "task: as each Harbor task says.", "--env.network")
+    network: Literal["none", "task"] = option(
+        "none", "Network of Harbor tasks; task: what each task asks for.", "--env.network"
+    )
     bases: tuple[str, ...] = option(
-        (), "A base image of Harbor tasks that this machine stands for.", "--env.bases", metavar="PATTERN"
+        (),
+        "Base image that this machine's own system may stand in for; repeatable.",
+        "--env.bases",
+        metavar="PATTERN",
     )
     wheels: str | None = option(
-        None, "A folder of packages that pip installs from in Harbor tasks.", "--env.wheels", metavar="FOLDER"
+        None, "Folder of wheels that pip installs from inside Harbor tasks.", "--env.wheels", metavar="FOLDER"
     )
 
     def harbor_flags(self) -> JSONObject:
@@ -59,7 +64,7 @@ class BatchOptions(RunFolder, HarborFlags):
     )
     harbor: Path | None = option(
         None,
-        "Tasks of Harbor instead of a file; their own tests score them.",
+        "Folder of Harbor tasks, instead of a dataset; their own tests score them.",
         path="folder",
         metavar="FOLDER",
     )
@@ -68,7 +73,11 @@ class BatchOptions(RunFolder, HarborFlags):
     )
     run_name: str | None = option(None, "Names the output folder; the same name continues the run.")
     model: str | None = option(
-        None, "Model to use instead of the configured one: see 'hermes models'.", "-m", "--model", metavar="NAME"
+        None,
+        "Model to use instead of the configured one: see 'hermes models'.",
+        "-m",
+        "--model",
+        metavar="NAME",
     )
     base_url: str | None = option(
         None, "Any OpenAI-compatible server; without --model, the model it serves.", metavar="URL"

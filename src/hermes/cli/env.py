@@ -43,7 +43,7 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
     """
     from hermes.cli.tables import print_table
     from hermes.config.paths import home
-    from hermes.envs.cli.discover import environment_folders, find_environments
+    from hermes.envs.cli.discover import BUILT_IN, environment_folders, find_environments
     from hermes.errors import UsageError
     from hermes.safety.text import printable
 
@@ -56,11 +56,11 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
         rows = [environment.to_json() for environment in listing.environments]
         click.echo(json.dumps({"environments": rows, "broken": broken}, ensure_ascii=False))
         return
-    cells = [
-        (environment.name, environment.class_name, environment.description, str(environment.path))
-        for environment in listing.environments
-    ]
-    print_table([("NAME", "CLASS", "DESCRIPTION", "FILE"), *cells])
+    print_table([("NAME", "DESCRIPTION"), *((each.name, each.description) for each in listing.environments)])
+    own = [each for each in listing.environments if each.path.parent != BUILT_IN]
+    if own:
+        click.echo()
+        print_table([("YOURS", "FILE"), *((each.name, str(each.path)) for each in own)])
     for file in listing.broken:
         click.echo(printable(f"left out: {file.path}: {file.reason}"), err=True)
 

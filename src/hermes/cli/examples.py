@@ -6,10 +6,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "api": ("hermes api --port 8100",),
     "batch": (
         "hermes batch --dataset-file tasks.jsonl --run-name first",
-        "hermes batch --dataset-file tasks.jsonl --run-name first --samples-per-prompt 4 --max-cost 2",
+        "hermes batch --dataset-file tasks.jsonl --run-name four --max-cost 2",
         "hermes batch status first",
     ),
-    "bench": ("hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/my-model --diff",),
+    "bench": ("hermes bench --dataset-file tasks.jsonl --models hermes/smollm2,vllm/mine",),
     "bug-report": ("hermes bug-report",),
     "compress": (
         "hermes compress data.jsonl --target-max-tokens 8000",
@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hermes env list",
         "hermes env check calculator",
         "hermes env debug calculator",
-        "hermes env process calculator --env.total_steps 4 --openai.base_url http://127.0.0.1:8000/v1",
+        "hermes env process calculator --openai.base_url http://127.0.0.1:8000/v1",
     ),
     "export": (
         "hermes export --output data.jsonl",

@@ -65,7 +65,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "hermes.cli.setup.memory:memory",
         "What the agent remembers across sessions: list, show, add, remove.",
     ),
-    "models": ("hermes.cli.setup.models:models", "List the names that --model takes: of providers, yours, policies, runs."),
+    "models": (
+        "hermes.cli.setup.models:models",
+        "List the names that --model takes: of providers, yours, policies, runs.",
+    ),
     "improve": (
         "hermes.cli.policy.improve:improve_policy",
         "Learn from new ratings and promote the policy only if it is better.",
@@ -176,7 +179,10 @@ _SETTINGS: dict[str, Any] = {
 
 _CHAT_OPTIONS = (
     click.option(
-        "-m", "--model", metavar="NAME", help="Model to use instead of the configured one: see 'hermes models'."
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="Model to use instead of the configured one: see 'hermes models'.",
     ),
     click.option(
         "--base-url",

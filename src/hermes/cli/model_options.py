@@ -49,7 +49,11 @@ def model_options(
                     params.pop(name, None)
             return command(*arguments, *objects, **params)
 
-        parameters = [_parameter(name, info) for model in models for name, info in model.model_fields.items()]
+        fields = [(name, info) for model in models for name, info in model.model_fields.items()]
+        fields.sort(
+            key=lambda field: flag_of(*field).names[0].startswith("--env.")
+        )  # of few commands: listed last
+        parameters = [_parameter(name, info) for name, info in fields]
         return add_options(*parameters, *([_config_option(file_help)] if read_file else []))(run)
 
     return decorate
@@ -89,7 +93,7 @@ def _config_option(file_help: str) -> Callable[[Callable[..., Any]], Callable[..
         "--config",
         "config_file",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        help=f"YAML file {file_help}; flags win over it.",
+        help=f"YAML file {file_help}; what the command line says wins over it.",
     )
 
 

@@ -15,7 +15,22 @@ import click
 from hermes.errors import UsageError
 
 
-class CommandGroup(click.Group):
+class WholeSummaries(click.Group):
+    """A group whose help wraps the summaries of its commands instead of cutting them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(limit=200))
+                    for name, command in commands
+                    if command is not None and not command.hidden
+                ]
+            )
+
+
+class CommandGroup(WholeSummaries):
     """A group that names the nearest command if there is none of the name typed.
 
     `former_names` of its commands are accepted and not listed.

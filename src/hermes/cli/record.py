@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hermes.cli.model_options import model_options
-from hermes.cli.options import stored_variables
+from hermes.cli.options import WholeSummaries, stored_variables
 from hermes.config.option import Options, option
 from hermes.errors import UsageError
 
@@ -69,7 +69,7 @@ class ServeOptions(UpstreamOptions):
     )
 
 
-class _RecordGroup(click.Group):
+class _RecordGroup(WholeSummaries):
     """Words that name no command of the group are the command to record."""
 
     def resolve_command(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.safety.output.columns import GAP, NARROWEST, aligned_lines, terminal_width
+from hermes.safety.output.columns import GAP, NARROWEST, aligned_lines, terminal_width, wrapped
 from hermes.safety.text import printable
 
 EVAL_SHOWN = ("eval/mean_reward", "eval/success_rate", "eval/percent_correct", "eval/samples", "eval/failed")
 """The metrics of an evaluation that are printed."""
+_WAITING = re.compile(r"\(.* … \d+ s\)")
+"""The sign of life of a command that waits; of those in a log only the last line tells something."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,17 +64,24 @@ def run_text(description: JSONObject) -> str:
     for key in ("note", "error", "reason", "waiting", "environment_problem"):
         if key in description:
             lines.append(f"{key.replace('_', ' ')}: {description[key]}")
-    lines += [f"  | {line}" for line in description.get("last_log_lines", [])]
-    lines.append(f"logs: {Path(next(iter(description['logs'].values()))).parent}")
-    return "\n".join(map(printable, lines))
+    *before, newest = description.get("last_log_lines") or [""]
+    log = [line for line in (*before, newest) if line is newest or not _WAITING.fullmatch(line)]
+    lines = [wrapped(printable(line)) for line in lines]
+    lines += [f"  | {part}" for line in log if line for part in _parts(line)]
+    lines.append(f"logs: {printable(str(Path(next(iter(description['logs'].values()))).parent))}")
+    return "\n".join(lines)
+
+
+def _parts(line: str) -> list[str]:
+    """A line of a log, wrapped behind its mark."""
+    return wrapped(printable(line), max(NARROWEST, terminal_width() - len("  | "))).split("\n")
 
 
 def results_text(results: JSONObject, width: int | None = None) -> str:
     """`width` of the terminal: columns that do not fit are named below the table."""
-    lines = [
-        f"run {results['run_id']}  {results['environment']}  {results['status']}, {results['steps']} steps"
-    ]
-    lines += [f"{key}: {results[key]}" for key in ("error", "reason") if key in results]
+    steps = f"{results['steps']} step{'' if results['steps'] == 1 else 's'}"
+    lines = [f"run {results['run_id']}  {results['environment']}  {results['status']}, {steps}"]
+    lines += [wrapped(printable(f"{key}: {results[key]}")) for key in ("error", "reason") if key in results]
     history = results.get("history", [])
     if history:
         names = ["step", *(name for name in history[-1] if name != "step")]

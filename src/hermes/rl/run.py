@@ -217,7 +217,7 @@ def find_run(home: Path, run_id: str | None) -> RlRun:
             f"its weights: hermes rl weights {run_id}; to start from them: --set start_from={run_id}",
         )
     close = nearest(run_id, [run.run_id for run in runs])
-    hint = did_you_mean(close, "'hermes rl status --all' lists them (the tool: rl_list_runs)")
+    hint = did_you_mean(close, "'hermes rl status --all' lists them, as the agent's tool rl_list_runs does")
     raise UsageError(f"there is no run '{run_id}'", hint)
 
 

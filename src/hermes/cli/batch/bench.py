@@ -31,7 +31,9 @@ _MESSAGE_CHARS = 160
 
 class BenchOptions(RunFolder):
     dataset_file: str | None = option(None, "Tasks, as for 'hermes batch'.", metavar="FILE")
-    harbor: Path | None = option(None, "Or a folder of Harbor tasks.", path="folder", metavar="FOLDER")
+    harbor: Path | None = option(
+        None, "Folder of Harbor tasks, instead of a dataset.", path="folder", metavar="FOLDER"
+    )
     models: str = option(..., "Each as provider/name.", "--model", former=("--models",), metavar="A,B,C")
     samples: int = option(1, "Samples of each task.", "--samples-per-prompt", former=("--samples",), ge=1)
     reward: str | None = option(

@@ -248,7 +248,7 @@ def score(filters: FilterOptions, reward: str, dataset_file: str | None, as_json
     The function sees the trajectory; the sandbox of the rollout no longer exists.
 
     \b
-    hermes trajectories score --run first --reward my_reward.py:reward --dataset-file tasks.jsonl
+    hermes trajectories score --run first --reward my_reward.py:reward
     """
     from hermes.agent.build import open_writer
     from hermes.batch.overview import by_message

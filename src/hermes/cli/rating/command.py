@@ -6,13 +6,13 @@ import click
 
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
-from hermes.cli.options import RenamedOption, json_option, stored_variables
+from hermes.cli.options import RenamedOption, WholeSummaries, json_option, stored_variables
 from hermes.cli.rating.options import QueueOptions, RaterOptions, VerdictOptions
 
 _VERDICT = "verdict"
 
 
-class RateGroup(click.Group):
+class RateGroup(WholeSummaries):
     """`hermes rate TRAJECTORY VERDICT` and `hermes rate SUBCOMMAND` in one: ids are no subcommands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -31,9 +31,9 @@ def rate() -> None:
     \b
     hermes rate last good                       its last answer was good
     hermes rate last 2 --step 4 --comment "…"   the answer that step 4 belongs to
-    hermes rate last bad --step 4 --per-step    that step alone; first-bad: the first bad step
+    hermes rate last bad --step 4 --per-step    that step alone was bad
     hermes rate A --over B --strength 2         A is clearly better than B
-    hermes rate A tie --over B                  equal; both-bad: neither is acceptable
+    hermes rate A tie --over B                  equal; both-bad: neither will do
 
     Ratings are appended; the newest of each rater counts. `hermes rate undo ID` takes one back.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PreflightOptions(Options):
-    environment: str | None = option(None, "Select this environment first.", "--env")
+    environment: str | None = option(None, "Environment, by name or file; it stays selected.", "--env")
     groups: int = option(4, "Number of groups to sample.", "--num-steps", former=("--groups",), ge=1, le=64)
     seconds: int = option(
         60,
@@ -65,20 +65,20 @@ class TaskOptions(Options):
 
     prompts: str | None = option(
         None,
-        "Create an environment from these tasks, as for `hermes batch --dataset-file`; with --reward.",
+        "Tasks to train on, in place of an environment; needs --reward.",
         metavar="FILE",
     )
     reward: str | None = option(
         None,
-        "Scores a rollout, as for `hermes batch --reward`; with --agent also a script, or program.",
+        "Scores each rollout; with --agent also a script, or 'program', which reports its own reward.",
         metavar="FILE.py:FUNCTION",
     )
     agent: str | None = option(
-        None, "This program does them, in place of our own agent; with --prompts.", metavar="COMMAND"
+        None, "Program that works on the tasks in place of our own agent; needs --prompts.", metavar="COMMAND"
     )
     train_model: str | None = option(
         None,
-        "The program's calls that name this model are trained; others go to the model that they name.",
+        "Train only the program's calls that name this model; the others go to the models they name.",
         metavar="NAME",
     )
 
@@ -86,9 +86,7 @@ class TaskOptions(Options):
 class TrainedModelOptions(Options):
     """The model that is trained."""
 
-    model: str | None = option(
-        None, "Base model to train for this run.", former=("--base-model",), metavar="MODEL"
-    )
+    model: str | None = option(None, "Base model to train.", former=("--base-model",), metavar="MODEL")
 
 
 @click.command()
@@ -99,7 +97,8 @@ def check(task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> Non
     """Run one rollout of a program and prove what would be trained.
 
     \b
-    hermes rl check --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
+    hermes rl check --agent "pi -p {prompt}" \\
+      --prompts tasks.jsonl --reward run-tests.sh
     """
     import signal
 
@@ -158,7 +157,8 @@ def preflight(options: PreflightOptions, task: TaskOptions, as_json: bool) -> No
 
     \b
     hermes rl preflight --env calculator
-    hermes rl preflight --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
+    hermes rl preflight --agent "pi -p {prompt}" \\
+      --prompts tasks.jsonl --reward run-tests.sh
     """
     if options.models:
         _test_models(options, as_json)
@@ -206,14 +206,16 @@ def doctor(run_id: str | None, rules: tuple[str, ...], as_json: bool) -> None:
     Rules are the setting rl.alerts; a trainer prints an alert when it begins.
 
     \b
-    hermes config set rl.alerts '["kl/reference > 0.5", "reward/mean < 0.1 for 20"]'
-    hermes rl doctor 1a2b --rule 'health/entropy < 0.05'
+    hermes config set rl.alerts '["reward/mean < 0.1 for 20"]'
+    hermes rl doctor calculator-1118 --rule 'health/entropy < 0.05'
     """
     from hermes.config.load import load
     from hermes.rl.checks.doctor import diagnose
     from hermes.rl.results import environment_problem, step_rows
     from hermes.rl.run import find_run
     from hermes.rl.start import current_status
+    from hermes.safety.output.columns import wrapped
+    from hermes.safety.text import printable
 
     run = find_run(load().home, run_id)
     status = current_status(run)
@@ -222,10 +224,10 @@ def doctor(run_id: str | None, rules: tuple[str, ...], as_json: bool) -> None:
         click.echo(json.dumps([cause.to_json() for cause in causes], indent=2, ensure_ascii=False))
         return
     for cause in causes:
-        click.echo(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")
+        click.echo(wrapped(printable(f"{cause.name}: {cause.evidence}\n  fix: {cause.advice}")))
     _, broken = broken_rules(run.run_id, rules)
     for alert in broken or ():
-        click.echo(f"alert: {alert.sentence()}{', now' if alert.ongoing else ''}")
+        click.echo(wrapped(f"alert: {alert.sentence()}{', now' if alert.ongoing else ''}"))
     if not causes and not broken:
         click.echo("nothing stands out in its metrics")
 

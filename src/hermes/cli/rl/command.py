@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hermes.cli.model_options import model_options
-from hermes.cli.options import json_option
+from hermes.cli.options import WholeSummaries, json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import (
     TaskOptions,
@@ -49,7 +49,7 @@ _FORMER = {
 """Former command → its words now."""
 
 
-class TaskGroup(click.Group):
+class TaskGroup(WholeSummaries):
     """A group that passes a task, which is not one of its commands, to the agent."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -92,8 +92,8 @@ def _print(data: Any) -> None:
 @rl.command()
 @click.argument("field", required=False)
 @click.argument("value", required=False)
-@click.option("--env", "environment", help="Select this environment first.")
-@click.option("--unlock", is_flag=True, help="Also a base model that the settings do not allow.")
+@click.option("--env", "environment", help="Environment to show or change; it stays selected.")
+@click.option("--unlock", is_flag=True, help="Allow a base model that rl.model and rl.models do not name.")
 @json_option
 def config(
     field: str | None, value: str | None, environment: str | None, unlock: bool, as_json: bool
@@ -140,7 +140,7 @@ def _parse_value(text: str) -> Any:
 class StartOptions(Options):
     environments: tuple[str, ...] = option(
         (),
-        "Select this environment first; repeated, a run on several, with their weights in each batch.",
+        "Environment to train on, by name or file. Repeat it for several; weights are shares of a batch.",
         "--env",
         metavar="NAME[:WEIGHT]",
     )
@@ -153,9 +153,9 @@ class StartOptions(Options):
     edits: tuple[str, ...] = option(
         (), "Set a field for this run only; repeatable.", "--set", metavar="FIELD=VALUE"
     )
-    unlock: bool = option(False, "Also a base model that the settings do not allow.")
+    unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
     service: str | None = option(
-        None, "Train with this Tinker service; see rl.service.", metavar="URL|managed"
+        None, "Tinker service that trains, instead of an engine on this machine.", metavar="URL|managed"
     )
     name: str | None = option(
         None, "Name of the run; default: the environment and the day, as in calculator-1118."
@@ -168,7 +168,7 @@ class StartOptions(Options):
 @click.option(
     "--preflight/--no-preflight",
     default=None,
-    help="First sample for a minute and stop if there is nothing to learn from; default: at a terminal.",
+    help="Sample for a minute first, and do not start if there is nothing to learn from; on at a terminal.",
 )
 @json_option
 def start(
@@ -183,8 +183,9 @@ def start(
     \b
     hermes rl start --env calculator
     hermes rl start --env calculator:2 --env format:1
-    hermes rl start --prompts tasks.jsonl --reward my_reward.py:reward --set total_steps=50
-    hermes rl start --agent "pi -p {prompt}" --prompts tasks.jsonl --reward run-tests.sh
+    hermes rl start --prompts tasks.jsonl --reward my_reward.py:reward
+    hermes rl start --agent "pi -p {prompt}" \\
+      --prompts tasks.jsonl --reward run-tests.sh
     """
     from hermes.cli.question import has_person
     from hermes.rl.config.mixture import parse_weighted, resolve_mixture

@@ -56,7 +56,7 @@ def plan(options: PlanOptions, as_json: bool) -> None:
     """Estimate memory, time a step and bottleneck of a run.
 
     \b
-    hermes rl plan --model Qwen/Qwen3-8B --gpus 8 --env-replicas 16 --turns 4 --new-tokens 800
+    hermes rl plan --model Qwen/Qwen3-8B --gpus 8 --turns 4 --new-tokens 800
     """
     from dataclasses import fields, replace
 

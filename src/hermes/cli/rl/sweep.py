@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SweepOptions(Options):
-    environment: str | None = option(None, "Select this environment first.", "--env")
+    environment: str | None = option(None, "Environment, by name or file; it stays selected.", "--env")
     edits: tuple[str, ...] = option(
         (),
         "Values of a field: a run for each combination. One value holds for all runs; repeatable.",
@@ -36,7 +36,7 @@ class SweepOptions(Options):
         former=("--steps",),
         ge=1,
     )
-    unlock: bool = option(False, "Also a base model that the settings do not allow.")
+    unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
 
 
 @click.command()
@@ -48,7 +48,7 @@ def sweep(options: SweepOptions, as_json: bool) -> None:
     It runs in this terminal until all runs have ended; Ctrl-C stops them.
 
     \b
-    hermes rl sweep --env calculator --set learning_rate=1e-4,3e-4,1e-3 --set lora_rank=8,32
+    hermes rl sweep --env calculator --set learning_rate=1e-4,3e-4 --seeds 2
     hermes rl sweep --env calculator --find-lr
     """
     from hermes.cli.terminal.progress import ProgressLines

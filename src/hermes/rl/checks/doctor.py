@@ -49,8 +49,11 @@ def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None
             ),
         )
     if state == "failed":
-        causes = [replace(cause, evidence=f"{cause.evidence} (this did not end the run)") for cause in causes]
-        causes.insert(0, Cause("the run failed", reason or "no reason is recorded", "see its last log lines"))
+        ended = next((cause for cause in causes if reason and f"{cause.name}:" in reason), None)
+        others = [cause for cause in causes if cause != ended]
+        causes = [replace(cause, evidence=f"{cause.evidence} (this did not end the run)") for cause in others]
+        advice = "hermes rl status shows its last log lines" if ended is None else ended.advice
+        causes.insert(0, Cause("the run failed", reason or "no reason is recorded", advice))
     elif not rows:
         causes.append(Cause("no step yet", f"the run is {state}", "see 'hermes rl status'"))
     return causes
