@@ -79,6 +79,9 @@ def test_a_batch_shows_how_its_samples_ended(site: WebSite, ids: list[str]) -> N
     assert "<h2>Rewards</h2>" in text and "<dt>Model</dt>" in text
     grid = text.partition("<h2>Samples</h2>")[2]
     assert len(re.findall(r'href="/trajectories/[0-9A-Z]{26}"', grid)) == 20
+    assert "Fix the failing test of module 5" in grid and "task:batch-1:" not in grid, (
+        "the words of a task, not its id"
+    )
     assert site.get("/batches/nothing").status == 404
 
 

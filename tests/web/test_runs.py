@@ -129,7 +129,9 @@ def test_several_metrics_of_one_kind_share_a_panel() -> None:
 def test_the_table_and_a_run_need_no_process(run_site: WebSite) -> None:
     table = run_site.get("/runs").text
     assert "calculator" in table and "gsm8k" in table and "completed" in table
+    assert "first look" in table and re.search(r">a1b2c3d4</a>", table), "a run is named by its name"
     text = run_site.get("/runs/a1b2").text
+    assert "<h1>a1b2c3d4</h1>" in text and "first look" in text
     assert re.search(r'<span id="run-step">120</span>', text) and "polyline" in text
     assert "best" in text and "tinker.learning_rate" in text
 

@@ -18,7 +18,7 @@ from hermes.data.where import parse
 from hermes.store import Reader, Writer
 from hermes.store.browse.reader import BrowseReader
 from hermes.web.query import parse_query
-from tests.records import COMPLETED, model_call, record
+from tests.records import COMPLETED, header, model_call, record
 from tests.web.samples import PIXEL, fill
 from tests.web.site import WebSite, open_site
 
@@ -119,6 +119,23 @@ def test_the_tokens_that_a_compression_left(tmp_path: Path) -> None:
         text = site.get(f"/compare?id={original}&id={compressed}").text
         assert '1,234</span> tokens became <span class="num">56<' in text
         assert '<progress max="1234" value="56"' in text
+
+
+def test_what_only_the_model_saw_is_folded(tmp_path: Path) -> None:
+    shown = [Message.user("What is 1 + 1?"), Message.assistant("2"), Message.user("What is 4 + 4?")]
+    head = header()
+    with Writer(db_path(tmp_path)) as writer:
+        writer.begin(head)
+        for index, message in enumerate(shown):
+            writer.append(head.id, Step(index, StepKind.INPUT, message, 0, ephemeral=index < 2))
+        answer = Step(3, StepKind.MODEL, Message.assistant("8"), 0, call=model_call())
+        writer.append(head.id, answer, context=shown)
+        writer.finish(head.id, COMPLETED).result()
+    with open_site(tmp_path) as site:
+        text = site.get(f"/trajectories/{head.id}").text
+    folded = re.search(r'<details class="shared"><summary>Messages from 0 on.*?</details>', text, re.DOTALL)
+    assert folded and "1 + 1" in folded[0] and "4 + 4" not in folded[0]
+    assert text.count('<details class="shared"') == 1
 
 
 def test_search_marks_the_words_and_leads_to_the_step(site: WebSite, ids: list[str]) -> None:

@@ -53,7 +53,7 @@ def make_run(
         f"env:\n  total_steps: 200\n  group_size: 8\n  wandb_name: x\nopenai:\n- model_name: policy\n"
         f"tinker:\n  learning_rate: {rate}\n  base_model: hermes/smollm2\n"
         f"run:\n  run_id: '{run_id}'\n  environment: {environment}\n  model: hermes/smollm2\n"
-        f"  created_at_ms: {began_ms}\n  service: null\n"
+        f"  created_at_ms: {began_ms}\n  service: null\n  note: first look\n"
         f"  price: {{prefill: 0.1, sample: 0.3, train: 0.4}}\n"
     )
     rows = [metrics_row(step, now_s - 6 * (steps - step)) for step in range(1, steps + 1)]

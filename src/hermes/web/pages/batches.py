@@ -45,7 +45,11 @@ def show_run(request: WebRequest) -> Response:
     values: dict[str, Any] = {"run_id": run_id, "totals": totals, "ends": ends, "facts": facts}
     values["models"] = sorted({attempt.model for attempt in attempts})
     values["tools"] = _tools(run_id)
-    values["samples"] = sample_grid(attempts)
+    samples = sample_grid(attempts)
+    with request.context.reader() as reader:
+        firsts = tuple(task_attempts[0].id for _, task_attempts in samples)
+        prompts = {row.id: row.task for row in reader.summaries(Filter(ids=firsts), limit=_MAX_TASKS)}
+    values["samples"] = [(prompts.get(row[0].id) or task, row) for task, row in samples]
     values["histogram"] = histogram([a.reward for a in attempts if a.reward is not None])
     return request.page("batch.html", values)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hermes.core import JSONObject
 from hermes.errors import HermesError, UsageError
 from hermes.rl.checks.doctor import RECENT, Cause, diagnose
-from hermes.rl.results import saved_checkpoints
+from hermes.rl.results import environment_problem, saved_checkpoints
 from hermes.rl.run import CRASH_EVENT, RlRun
 from hermes.training.monitor.incidents.alerts import Alert
 from hermes.training.monitor.incidents.starts import TrainerStart, read_starts
@@ -68,7 +68,9 @@ def read_detail(home: Path, folder: Path, series: RunSeries) -> RunDetail:
         events = status.events
         logs = {name: run.last_lines(name, _LOG_LINES) for name in (*status.processes, "supervisor")}
     judged = row.kind == "rl" or row.state == "failed"
-    causes = diagnose(series.recent(RECENT), row.state, row.reason) if judged else []
+    rows = [entry for entry in series.recent(RECENT) if entry.get("step")]
+    problem = environment_problem(run) if row.supervised else None
+    causes = diagnose(rows, row.state, row.reason, problem) if judged else []
     return RunDetail(
         row,
         folder,

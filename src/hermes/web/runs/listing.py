@@ -69,6 +69,8 @@ class RunRow:
     reason: str | None = None
     """Why it ended, unless it completed."""
     facts: RunFacts = RunFacts()
+    note: str = ""
+    """The words of the person who started it."""
 
     @property
     def active(self) -> bool:
@@ -133,6 +135,7 @@ def _supervised_row(home: Path, run_id: str, rows: list[dict[str, Any]]) -> RunR
         _updated_ms(rows),
         status.reason,
         _facts(run.folder, rows, config.run.price, config.model_dump(mode="json", exclude_unset=True)),
+        config.run.note,
     )
 
 

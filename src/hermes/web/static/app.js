@@ -62,6 +62,8 @@
     if (marked) marked.classList.remove("at");
     marked = item;
     item.classList.add("at");
+    const folded = item.closest("details:not([open])");
+    if (folded) folded.open = true;
     item.scrollIntoView({ block: item.matches("[data-row]") ? "nearest" : "start" });
     if (item.id) {
       if (markedLink) markedLink.classList.remove("at");

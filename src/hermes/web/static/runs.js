@@ -106,7 +106,7 @@
     const plot = new uPlot({
       width: box.clientWidth, height: 168, legend: { show: false }, series,
       cursor: { sync: { key: sync.key }, points: { size: 6 } },
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: (self, low, high) => (low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)) } },
       axes: [{ ...axis, size: 24, values: (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, { ...axis, size: 48, values: (self, ticks) => ticks.map((tick) => short(tick)) }],
       hooks: {
         drawClear: [(self) => markers(self, figure)],
