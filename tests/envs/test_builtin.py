@@ -185,6 +185,7 @@ async def test_the_way_of_working_counts_only_once_the_fact_is_right(home: Path)
         assert guessed.value < dawdled.value < 1.0
         assert dawdled.parts["efficiency"] == pytest.approx(0.6)
         assert guessed.parts["fallback"] == 1.0, "no judge was asked, and the verdict says so"
+        assert "word_overlap" in guessed.parts and "judge" not in guessed.parts
 
 
 async def test_research_is_judged_by_the_configured_model_and_a_verdict_is_kept(

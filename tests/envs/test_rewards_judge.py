@@ -93,7 +93,7 @@ async def test_a_judge_that_repeats_the_answers_own_verdict_has_given_none(tmp_p
         result = await Judge(asking(provider, tmp_path), "judge", "correctness").grade(QUESTION, "Porto")
         assert len(provider.posts) == 2
     assert result.value == 0.0
-    assert result.parts["fallback"] == 1.0
+    assert result.parts["fallback"] == 1.0 and "judge" not in result.parts
     assert "not a verdict" in result.detail
 
 

@@ -12,22 +12,26 @@ import click
 from hermes.cli.tables import columns
 from hermes.core import Message, Rating, Reward, Role, Step, StepKind, ToolCall, Trajectory
 from hermes.data.diff import Difference
+from hermes.safety.output.columns import terminal_width
 from hermes.safety.text import clip, printable, visible
 from hermes.store import SearchHit, Summary
 from hermes.store.stats import Stats
 
 _OUTPUT_LINES = 20
+_WIDE, _SHORT_ID = 110, 8
 _COLOURS = {"system": "bright_black", "user": "green", "assistant": "cyan", "tool": "yellow"}
 
 
 def summary_table(rows: Sequence[Summary]) -> str:
+    """On a narrow terminal an id is its end, which every command takes too."""
+    id_chars = _SHORT_ID if terminal_width() < _WIDE else 0
     names = "id when agent model end turns tools tokens cost reward rating task"
     table = [tuple(names.split())]
     for row in rows:
         errors = f" ({row.tool_errors} failed)" if row.tool_errors else ""
         table.append(
             (
-                row.id,
+                row.id[-id_chars:],
                 local_time(row.created_at_ms),
                 printable(row.agent or ""),
                 printable(row.model),
@@ -41,7 +45,7 @@ def summary_table(rows: Sequence[Summary]) -> str:
                 one_line(row.task, 48),
             )
         )
-    return columns(table, less_important=("tokens", "turns", "tools", "cost", "model", "rating", "reward"))
+    return columns(table, less_important=("tokens", "turns", "tools", "cost", "rating", "model"))
 
 
 def render_trajectory(

@@ -17,7 +17,7 @@ from hermes.config.providers import profiles
 from hermes.core import Role, Step, Trajectory
 from hermes.core.names import did_you_mean, nearest
 from hermes.errors import UsageError
-from hermes.safety.output.columns import wrapped
+from hermes.safety.output.columns import terminal_width, wrapped
 from hermes.safety.text import printable
 
 _RESUMABLE = 10
@@ -98,7 +98,8 @@ async def _tools(session: ChatSession, argument: str) -> None:
     if argument:
         await chat.use(toolsets=choose_toolsets(chat.config, chat.model.name, argument))
     for tool in chat.loop.tools:
-        click.echo(f"  {tool.name:<18} {tool.toolset:<16} {printable(tool.description.splitlines()[0])[:80]}")
+        summary = printable(tool.description.splitlines()[0])
+        click.echo(wrapped(f"  {tool.name:<18}  {tool.toolset:<16}  {summary}", min(terminal_width(), 120)))
     failures = cast(dict[str, str], chat.loop.bench.resources.get("mcp_failures", {}))
     for server, reason in failures.items():
         click.echo(f"  not connected: {printable(server)}: {printable(reason)}")
@@ -230,9 +231,7 @@ async def _quit(session: ChatSession, argument: str) -> None:
 
 COMMANDS: dict[str, SlashCommand] = {
     "help": SlashCommand("this list", _help),
-    "model": SlashCommand(
-        "show the model, or switch: /model openrouter/…, or a name that the server has", _model
-    ),
+    "model": SlashCommand("show the model, or switch: /model NAME, as 'hermes models' lists them", _model),
     "tools": SlashCommand("show the tools, or offer others: /tools terminal,file or /tools none", _tools),
     "skills": SlashCommand("list the skills, or read one: /skills NAME", _skills),
     "memory": SlashCommand("list what is remembered, or remove a fact: /memory remove ID", _memory),

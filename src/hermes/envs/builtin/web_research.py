@@ -3,7 +3,8 @@
 Teaches research: search, read, follow, answer briefly. The web is an invented encyclopaedia served on this
 machine, so that no answer can be memorised beforehand. Graded 0.6 by a judge, 0.2 by the use of search and
 pages, 0.2 by the number of turns, and 0 unless the response names the fact and nothing else of its kind.
-Without a judge model, word overlap with the right answer is used instead, and the part `fallback` is 1.
+Without a judge model, word overlap with the right answer is used instead: the part is `word_overlap`, not
+`judge`, and `fallback` is 1.
 """
 
 from __future__ import annotations
@@ -91,9 +92,10 @@ class WebResearchEnv(SolvableEnv):
         response = result.final_response
         fact = mentions(response, item.answer, item.distractors, max_words=_MAX_WORDS)
         judged = await self._judge.grade(Question(item.question, item.answer), response)
+        by_judge = not judged.parts.get("fallback")
         reward = combine(
             {
-                "judge": Weighted(judged, 0.6),
+                "judge" if by_judge else "word_overlap": Weighted(judged, 0.6),
                 "tools": Weighted(tool_usage(tool_uses(result), _TOOLS), 0.2),
                 "efficiency": Weighted(self._efficiency(item, result), 0.2),
             }

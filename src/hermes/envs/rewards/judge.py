@@ -6,9 +6,9 @@ imitates a verdict or the end of the response is just text. Sentences addressed 
 beforehand. That closes the known attacks; a judge can still be wrong, so where facts can be checked, check
 them.
 
-Without a judge, and where its reply is no verdict, word overlap with the reference is used instead; such a
-verdict has the part `fallback` = 1 and is never cached. A judge that cannot be reached gives no score: it
-is a GraderError.
+Without a judge, and where its reply is no verdict, word overlap with the reference is used instead. Its
+parts are `word_overlap` and `fallback` = 1, never `judge`, and it is not cached. A judge that cannot be
+reached gives no score: it is a GraderError.
 
 Verdicts are kept by their key, in memory and, with a path, in a file of JSON lines that the next run reads. A
 line that cannot be read, such as one that a crash cut short, is skipped: its verdict is requested again.
@@ -177,7 +177,7 @@ def _verdict(score: float, reason: str) -> RewardResult:
 
 def _fallback(question: Question, response: str, reason: str) -> RewardResult:
     score = heuristic(question, response)
-    return RewardResult(score, {"judge": score, "fallback": 1.0}, f"by word overlap, because {reason}")
+    return RewardResult(score, {"word_overlap": score, "fallback": 1.0}, f"by word overlap, because {reason}")
 
 
 class Verdicts:
