@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from hermes.config.load import load
-from hermes.errors import HermesError
+from hermes.config.settings import RlSettings
+from hermes.errors import HermesError, UsageError
 from hermes.rl import tool_handlers
-from hermes.rl.config.base_model import models_named_in
+from hermes.rl.config.base_model import check_model, models_named_in
 from hermes.rl.machine import has_gpu
 from hermes.rl.run import find_run
 from tests.cli.process import failure
@@ -54,6 +55,22 @@ def test_train_qwen3_8b_on_gsm8k_with_lora_rank_32_is_configured_or_says_what_fo
     if not has_gpu():
         with pytest.raises(HermesError, match="8 billion parameters and needs a GPU"):
             tool(home, "start_training")
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("run:sums", "sums"),
+        ("run:sums@3", "sums"),
+        ("sums@step-3", "sums"),
+        ("policy", "policy"),
+        ("policy:sums@step-3", "policy:sums@step-3"),
+    ],
+)
+def test_trained_weights_are_no_base_model_and_the_fix_starts_from_them(name: str, start: str) -> None:
+    with pytest.raises(UsageError, match="names trained weights") as error:
+        check_model(RlSettings(), name, unlock=True)
+    assert error.value.hint.startswith(f"--set start_from={start} ")
 
 
 @pytest.mark.parametrize(

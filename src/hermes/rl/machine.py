@@ -76,7 +76,7 @@ def missing_gpu(settings: RlSettings, environ: Mapping[str, str], model: str) ->
         return None
     return MissingRequirement(
         f"{model} has {parameters / 1e9:.3g} billion parameters and needs a GPU; this machine has none",
-        "train hermes/smollm2 (rl.model, or --base-model), or elsewhere (rl.service, or --service)",
+        "train hermes/smollm2 (--model, or rl.model), or train elsewhere (--service, or rl.service)",
     )
 
 

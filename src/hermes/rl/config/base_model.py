@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hermes.core.names import is_policy_name
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,8 +61,16 @@ def chosen_model(settings: RlSettings, edits: Mapping[str, JSON]) -> str:
 def check_model(settings: RlSettings, name: str, *, unlock: bool) -> str:
     """The full name of an allowed model; the part after the slash is enough, in any case of letters.
 
-    `unlock`: a person names the model, so that any is allowed.
+    `unlock`: a person names the model, so that any is allowed. UsageError for trained weights, which are no
+    base model.
     """
+    kind, colon, weights = name.partition(":")
+    if kind == "policy" or (colon and kind == "run") or is_policy_name(name):
+        start = name if kind == "policy" else (weights or name).partition("@")[0]
+        raise UsageError(
+            f"'{name}' names trained weights, not a base model",
+            f"--set start_from={start} starts from them; --model names what they were trained on",
+        )
     allowed = allowed_models(settings)
     for model in allowed:
         if name.lower() in (model.lower(), model.rpartition("/")[2].lower()):
