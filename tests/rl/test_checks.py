@@ -30,7 +30,7 @@ def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with
     home = home_with()
     answer(home, "rl", "select", "letters")
     found = answer(home, "rl", "preflight", "--groups", "2")
-    assert found["rollouts"] == 16 and 0 < found["pass_rate"] <= 1
+    assert found["rollouts"] == 16 and 0 < found["percent_positive_reward"] <= 100
     assert found["groups_with_signal"] == 1.0
     assert found["suggested"]["group_size"] >= 8 and found["suggested"]["learning_rate"] > 0
     assert found["groups"] == 2 and found["distinct_answers"] > 0.9

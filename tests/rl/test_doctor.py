@@ -9,7 +9,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.rl.checks.doctor import diagnose
-from hermes.rl.checks.preflight import _suggestions, estimate, pass_rate, summarise, verdict
+from hermes.rl.checks.preflight import _suggestions, above_least, estimate, summarise, verdict
 from hermes.rl.config.resolve import resolve, select
 from tests.rl.world import ENVIRONMENTS
 
@@ -112,10 +112,10 @@ def test_the_verdict_is_plain_whatever_the_range_of_the_rewards(
     assert verdict(scores, signal, 0.8).endswith("80% of the rollouts are cut off: raise max_token_length")
 
 
-def test_a_rollout_passes_if_it_earned_more_than_the_least() -> None:
-    assert pass_rate([0.0, 0.5, 1.0, 0.0]) == 0.5
-    assert pass_rate([-1.0, -0.5, 0.0, -1.0]) == 0.5
-    assert pass_rate([4.0, 5.0]) == 1.0
+def test_above_the_least_is_what_earned_more_than_0_or_than_the_lowest() -> None:
+    assert above_least([0.0, 0.5, 1.0, 0.0]) == 0.5
+    assert above_least([-1.0, -0.5, 0.0, -1.0]) == 0.5
+    assert above_least([4.0, 5.0]) == 1.0
 
 
 def test_the_line_of_the_authors_code_is_the_first_cause() -> None:
@@ -141,6 +141,9 @@ def test_samples_are_summed_up_as_the_trainer_would_see_them() -> None:
     assert found.distinct == 0.75
     assert found.scores == ((0.0, 1.0), (0.0, 0.0))
     assert (found.sequence_tokens, found.truncated, found.tool_errors) == (2.0, 0.5, 0.5)
+    assert found.success is None, "the environment gives no verdict, and none is made of its rewards"
+    groups[0]["overrides"] = [{"success": True}, {"success": False}]
+    assert summarise(groups, 2.0).success == 0.5
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def _range(values: Sequence[float]) -> str:
 
 def preflight_text(report: JSONObject) -> str:
     names = (
-        *("groups", "pass_rate", "mean_reward", "groups_with_signal", "distinct_answers"),
-        *("truncation", "tool_errors"),
+        *("groups", "percent_correct", "percent_positive_reward", "mean_reward", "groups_with_signal"),
+        *("distinct_answers", "truncation", "tool_errors"),
     )
     lines = [
         f"{name.replace('_', ' ')}: {_shorten(report[name])}" for name in names if report[name] is not None

@@ -19,6 +19,7 @@ from hermes.data.preference.rows import PreferenceRows, read_rows
 from hermes.errors import UsageError
 from hermes.ratings import RatingDesk, RatingDraft, agreement
 from hermes.ratings.agreement import AgreementReport, Share
+from hermes.safety.output.columns import wrapped
 from hermes.safety.redact import Redactor
 from hermes.safety.text import printable
 from hermes.store import Reader
@@ -155,7 +156,7 @@ def print_stats(queue: str | None, as_json: bool) -> None:
     click.echo(_raters(report))
     click.echo(_agreement(report))
     click.echo(_rows(rows, counts))
-    click.echo(f"hermes improve: {needed}")
+    click.echo(wrapped(f"hermes improve: {needed}"))
 
 
 def _raters(report: AgreementReport) -> str:

@@ -76,6 +76,8 @@ class Sampled:
     distinct: float
     """Share of a group's answers that differ from each other, on average."""
     seconds: float
+    success: float | None = None
+    """Share of rollouts that the environment calls a success; None: it gives no verdict."""
 
 
 def preflight(
@@ -241,6 +243,7 @@ def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
     calls = sum(int(rollout.get("tool_calls", 0)) for rollout in rollouts)
     errors = sum(int(rollout.get("tool_errors", 0)) for rollout in rollouts)
     lengths = [len(tokens) for group in groups for tokens in group["tokens"]]
+    verdicts = [float(rollout["success"]) for rollout in rollouts if rollout.get("success") is not None]
     cut = ("max_tokens", "truncated", "context_full", "length")
     return Sampled(
         tuple(tuple(float(score) for score in group["scores"]) for group in groups),
@@ -249,29 +252,30 @@ def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
         errors / calls if calls else None,
         statistics.fmean(len(set(map(tuple, group["tokens"]))) / len(group["tokens"]) for group in groups),
         seconds,
+        statistics.fmean(verdicts) if verdicts else None,
     )
 
 
 def judge(sampled: Sampled, resolved: Resolved) -> JSONObject:
     scores = [score for group in sampled.scores for score in group]
     signal = sum(has_signal(group) for group in sampled.scores) / len(sampled.scores)
-    passed = pass_rate(scores)
     return {
         "environment": resolved.selection.environment,
         "groups": len(sampled.scores),
         "rollouts": len(scores),
-        "pass_rate": passed,
+        "percent_correct": None if sampled.success is None else 100 * sampled.success,
+        "percent_positive_reward": 100 * statistics.fmean(score > 0 for score in scores),
         "mean_reward": statistics.fmean(scores),
         "groups_with_signal": signal,
         "distinct_answers": sampled.distinct,
         "truncation": sampled.truncated,
         "tool_errors": sampled.tool_errors,
-        "suggested": _suggestions(passed, signal, sampled.distinct, resolved),
+        "suggested": _suggestions(above_least(scores), signal, sampled.distinct, resolved),
         "verdict": verdict(scores, signal, sampled.truncated or 0.0),
     }
 
 
-def pass_rate(scores: Sequence[float]) -> float:
+def above_least(scores: Sequence[float]) -> float:
     """The share of rollouts that earned more than the least: 0, or the lowest score where it is negative."""
     least = min(0.0, *scores)
     return sum(score > least for score in scores) / len(scores)
