@@ -56,11 +56,11 @@ def list_(folders: tuple[Path, ...], as_json: bool) -> None:
         rows = [environment.to_json() for environment in listing.environments]
         click.echo(json.dumps({"environments": rows, "broken": broken}, ensure_ascii=False))
         return
-    print_table([("NAME", "DESCRIPTION"), *((each.name, each.description) for each in listing.environments)])
-    own = [each for each in listing.environments if each.path.parent != BUILT_IN]
-    if own:
+    print_table([("NAME", "DESCRIPTION"), *((env.name, env.description) for env in listing.environments)])
+    files = [(env.name, str(env.path)) for env in listing.environments if env.path.parent != BUILT_IN]
+    if files:
         click.echo()
-        print_table([("YOURS", "FILE"), *((each.name, str(each.path)) for each in own)])
+        print_table([("YOURS", "FILE"), *files])
     for file in listing.broken:
         click.echo(printable(f"left out: {file.path}: {file.reason}"), err=True)
 

@@ -19,15 +19,10 @@ class WholeSummaries(click.Group):
     """A group whose help wraps the summaries of its commands instead of cutting them."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        shown = [command for command in commands if command is not None and not command.hidden]
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, command.get_short_help_str(limit=200))
-                    for name, command in commands
-                    if command is not None and not command.hidden
-                ]
-            )
+            formatter.write_dl([(str(command.name), command.get_short_help_str(200)) for command in shown])
 
 
 class CommandGroup(WholeSummaries):

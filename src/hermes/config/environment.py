@@ -24,7 +24,7 @@ _EXPORTED = "_HERMES_EXPORTED"
 RL_RUN_VARIABLE = "_HERMES_RL_RUN"
 """Holds the id of the RL run whose environment a process is: its rollouts are recorded under that id."""
 RL_POLICY_VARIABLE = "_HERMES_RL_POLICY"
-"""What people call the policy that rollouts of a run, or its evaluation, ask: `RUN@newest`, `RUN@step-7`."""
+"""Holds the name of the policy that rollouts of a run, or its evaluation, ask: `RUN@newest`, `RUN@step-7`."""
 ENV_REPLICA_VARIABLE = "_HERMES_ENV_REPLICA"
 """Which of several equal environment processes a process is: "2/8" is the second of eight."""
 

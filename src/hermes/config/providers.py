@@ -170,7 +170,7 @@ def _key(profile: ProviderSettings, environ: Mapping[str, str]) -> str | None:
 
 
 def likely_names(model: str, providers: Iterable[str], aliases: Iterable[str]) -> list[str]:
-    """What a name without a slash probably means, the likeliest first."""
+    """The models that a name without a slash probably means, the likeliest first."""
     before, colon, after = model.partition(":")
     likely = [f"{BUNDLED_PROVIDER}/{name}" for name in BUNDLED_MODELS if name == model]
     likely += [f"{before}/{after}"] if colon and before in providers else []

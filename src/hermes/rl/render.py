@@ -67,14 +67,10 @@ def run_text(description: JSONObject) -> str:
     *before, newest = description.get("last_log_lines") or [""]
     log = [line for line in (*before, newest) if line is newest or not _WAITING.fullmatch(line)]
     lines = [wrapped(printable(line)) for line in lines]
-    lines += [f"  | {part}" for line in log if line for part in _parts(line)]
+    room = max(NARROWEST, terminal_width() - len("  | "))
+    lines += [f"  | {part}" for line in log if line for part in wrapped(printable(line), room).split("\n")]
     lines.append(f"logs: {printable(str(Path(next(iter(description['logs'].values()))).parent))}")
     return "\n".join(lines)
-
-
-def _parts(line: str) -> list[str]:
-    """A line of a log, wrapped behind its mark."""
-    return wrapped(printable(line), max(NARROWEST, terminal_width() - len("  | "))).split("\n")
 
 
 def results_text(results: JSONObject, width: int | None = None) -> str:
@@ -194,4 +190,4 @@ def preflight_text(report: JSONObject) -> str:
     about = "at least" if estimate["update_share"] is None else "about"
     pace = f"{about} {estimate['seconds_per_step']:g} s a step, {estimate['hours']:g} h"
     lines.append(pace if estimate["memory_gb"] is None else f"{pace}, {estimate['memory_gb']:g} GB")
-    return "\n".join([*lines, f"verdict: {report['verdict']}"])
+    return wrapped("\n".join([*lines, f"verdict: {report['verdict']}"]))

@@ -50,8 +50,8 @@ def diagnose(rows: Rows, state: str, reason: str | None, environment: str | None
         )
     if state == "failed":
         ended = next((cause for cause in causes if reason and f"{cause.name}:" in reason), None)
-        others = [cause for cause in causes if cause != ended]
-        causes = [replace(cause, evidence=f"{cause.evidence} (this did not end the run)") for cause in others]
+        note = " (this did not end the run)"
+        causes = [replace(cause, evidence=cause.evidence + note) for cause in causes if cause != ended]
         advice = "hermes rl status shows its last log lines" if ended is None else ended.advice
         causes.insert(0, Cause("the run failed", reason or "no reason is recorded", advice))
     elif not rows:
