@@ -31,7 +31,8 @@ PICTURES = {
     "run": "/runs/{run}",
 }
 FOLDER = os.environ.get("HERMES_SCREENSHOTS")
-_STEPS = 150
+_STEPS = 60
+_NAMED = ("--name", "even-letters", "--note", "Does it learn to say letters with an even code?")
 _PATIENCE_S = 1500
 
 pytestmark = [
@@ -43,10 +44,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebSite, dict[str, str]]]:
     root = tmp_path_factory.mktemp("pictures")
-    fields = {"total_steps": _STEPS, "save_checkpoint_interval": 50}
+    fields = {"total_steps": _STEPS, "save_checkpoint_interval": 20}
     home = make_home(root / "home", tiny_model(root / "tiny-llama"), **fields)
     ids = fill(home)
-    run = RlRun(home, answer(home, "rl", "start", "--env", "letters")["run_id"])
+    run = RlRun(home, answer(home, "rl", "start", "--env", "letters", *_NAMED)["run_id"])
     wait_until(lambda: run.status().state.ended)
     assert run.status().state.value == "completed", run.status().reason
     with open_site(home) as site:
