@@ -35,7 +35,7 @@ def test_a_conversation_with_tools_ratings_a_retry_and_a_save(tmp_path: Path) ->
         terminal.expect(r'-> calculator\(expression="6 \* 7"\)')
         terminal.expect(r"<- calculator: ok, [\d.]+ s  42")
         terminal.expect("Forty-two.")
-        terminal.expect(r"\[this turn: \d+ tokens in, \d+ out, [\d.]+ s \| conversation: .* cost unknown\]")
+        terminal.expect(r"\[this turn: \d+ tokens in, \d+ out, [\d.]+ s \| conversation: .* cost \$0\]")
         terminal.line("/bad")
         terminal.expect("rated")
         terminal.line("/retry")
@@ -116,7 +116,7 @@ def test_ctrl_c_stops_the_turn_and_not_the_program(tmp_path: Path) -> None:
         terminal.expect(r"\(stopped; what arrived is recorded")
         terminal.line("Are you there?")
         terminal.expect("Still here.")
-        terminal.expect(r"cost unknown\]\s+>")
+        terminal.expect(r"cost \$0\]\s+>")
         terminal.type("\x04")
         assert terminal.wait() == 0
     assert [row["stop_reason"] for row in rows(tmp_path)] == ["completed"]
