@@ -20,12 +20,12 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1178,
-    "batch": 5085,
-    "cli": 11000,
+    "batch": 5094,
+    "cli": 11061,
     "cluster": 229,
     "compat": 2853,
-    "config": 2697,
-    "core": 1788,
+    "config": 2703,
+    "core": 1794,
     "data": 11718,
     "disk": 462,
     "engine": 19688,
