@@ -39,7 +39,7 @@ BUDGET = {
     "rl": 9065,
     "rollouts": 3754,
     "safety": 2070,
-    "sandbox": 4448,
+    "sandbox": 4497,
     "serving": 925,
     "skills": 4018,
     "store": 4180,

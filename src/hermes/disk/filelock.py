@@ -1,4 +1,4 @@
-"""Exclusive locks on files, between processes and between two users in one process.
+"""Locks on files, exclusive or shared, between processes and between two users in one process.
 
 The lock is `flock` on a file that exists only to be locked. The kernel releases it when the process ends,
 however it ends, so a lock file that was left behind blocks no one. Not promised: fairness among those that
@@ -8,10 +8,13 @@ same process too).
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 from pathlib import Path
 from typing import Self
+
+_POLL_S = 0.05
 
 
 class FileLock:
@@ -22,21 +25,26 @@ class FileLock:
         self.path = path
         self._descriptor: int | None = None
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Takes the lock. False: `blocking` is off and another holder has it. OSError: the file cannot be
-        opened."""
+    def acquire(self, *, blocking: bool = True, shared: bool = False) -> bool:
+        """Takes the lock, or a share of it. False: `blocking` is off and another holder has it. OSError: the
+        file cannot be opened."""
         if self._descriptor is not None:
             raise RuntimeError(f"{self.path} is already locked by this object")
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         acquired = False
         try:
-            acquired = lock_descriptor(descriptor, blocking=blocking)
+            acquired = lock_descriptor(descriptor, blocking=blocking, shared=shared)
         finally:
             if not acquired:
                 os.close(descriptor)
         if acquired:
             self._descriptor = descriptor
         return acquired
+
+    async def wait(self, *, shared: bool = False) -> None:
+        """Takes the lock, or a share of it. Whoever is cancelled meanwhile does not have it."""
+        while not self.acquire(blocking=False, shared=shared):  # noqa: ASYNC110 (another process has it)
+            await asyncio.sleep(_POLL_S)
 
     def release(self) -> None:
         """Does nothing if the lock is not held."""
@@ -52,11 +60,12 @@ class FileLock:
         self.release()
 
 
-def lock_descriptor(descriptor: int, *, blocking: bool = True) -> bool:
+def lock_descriptor(descriptor: int, *, blocking: bool = True, shared: bool = False) -> bool:
     """Locks an open file or directory until it is closed. False: not `blocking`, and another holder has
     it."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if blocking else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind if blocking else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -2,15 +2,20 @@
 
 It has an engine's usual capabilities without NET_RAW, and the limits of any sandbox. Everything in it may be
 changed by its commands, so whatever must stay out of their reach runs in another container: `commit` keeps
-its files as an image. Containers and images have the label `LABEL`: its value is the process they belong to.
+its files as an image. Names say which process a container or image belongs to: a label would be inherited by
+what a user makes of it, and could be set by the authors of an image.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import platform
 import posixpath
+import re
 import resource
+import shlex
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,12 +37,15 @@ from hermes.sandbox.docker import (
 from hermes.sandbox.files import read_with, write_with
 from hermes.sandbox.supervisor import ProcessResult, SandboxSupervisor
 from hermes.sandbox.workspace import Workspace
+from hermes.store.owner import is_alive, this_process
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
 
-LABEL = "research.hermes.task"
 REPOSITORY = "localhost/hermes-task"
+_CONTAINER = "hermes-task-"
+TRIAL_IMAGE = f"{REPOSITORY}:trial-"
+_OWNED = re.compile(rf"({_CONTAINER}|{re.escape(TRIAL_IMAGE)})(\d+)-(\d+)-([0-9a-f]+)-[0-9a-z]+")
 _TIMEOUT_S = 300.0
 _MOST_ULIMIT = 32_768
 
@@ -50,8 +58,6 @@ class ContainerPlan:
     """Its mounts, variables and shown paths; its folder is not seen."""
     user: str | None
     cpus: int
-    owner: str
-    """The process that this belongs to."""
 
 
 class TaskContainer(DockerSandbox):
@@ -68,7 +74,7 @@ class TaskContainer(DockerSandbox):
     @classmethod
     async def start_from(cls, settings: SandboxSettings, plan: ContainerPlan) -> TaskContainer:
         supervisor = await SandboxSupervisor.open()
-        sandbox = cls(settings, plan, f"hermes-task-{new_id().lower()}", supervisor)
+        sandbox = cls(settings, plan, container_name(), supervisor)
         await sandbox._start_or_remove()
         return sandbox
 
@@ -92,16 +98,23 @@ class TaskContainer(DockerSandbox):
     ) -> ProcessResult:
         return await self._run(argv, None, "/", None, stdin, max_output_bytes)
 
+    async def copy_in(self, source: Path, target: str) -> None:
+        """Copies a file, or what is in a folder, and makes the folders above it."""
+        is_folder = source.is_dir() and not source.is_symlink()
+        folder = target if is_folder else posixpath.dirname(target)
+        await self.run(f"mkdir -p -- {shlex.quote(folder)}")
+        content = f"{source}/." if is_folder else str(source)
+        await call_engine(self._engine, "cp", content, f"{self._name}:{target}")
+
     async def commit(self, image: str) -> None:
         """Keeps the files as an image. End its processes before: they could still write."""
-        change = f"LABEL {LABEL}={self._plan.owner}"
-        await call_engine(self._engine, "commit", "--change", change, self._name, image)
+        await call_engine(self._engine, "commit", self._name, image)
 
 
 def task_argv(plan: ContainerPlan, settings: SandboxSettings, name: str) -> list[str]:
     """Starts the container and stays attached to it. The image's entry point runs, as it does in Harbor."""
-    argv = [plan.engine, "run", "--interactive", "--rm", "--init", "--name", name]
-    argv += ["--label", f"{LABEL}={plan.owner}", "--network", container_network(settings)]
+    argv = [plan.engine, "run", "--interactive", "--rm", "--init", "--pull", "never", "--name", name]
+    argv += ["--network", container_network(settings)]
     argv += ["--cap-drop", "NET_RAW", "--security-opt", "no-new-privileges"]
     argv += limit_argv(settings, min(plan.cpus, os.cpu_count() or 1))
     for limit, kind in {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}.items():
@@ -144,27 +157,63 @@ async def call_engine(engine: str, *words: str, timeout_s: float = _TIMEOUT_S) -
     return text
 
 
-def labelled(engine: str, kind: str) -> dict[str, str]:
-    """The containers (`ps`) or images (`images`) of tasks: their ids, and the processes they belong to."""
-    everything = ["--all"] if kind == "ps" else []
-    listing = _output([engine, kind, *everything, "--no-trunc", "--quiet", "--filter", f"label={LABEL}"])
-    label = f'{{{{index .Config.Labels "{LABEL}"}}}}'
-    owners = {name: _output([engine, "inspect", "--format", label, name]) for name in (listing or "").split()}
-    return {name: owner for name, owner in owners.items() if owner is not None}
+def container_name() -> str:
+    """A new name for a container of this process."""
+    return f"{_CONTAINER}{_owner()}-{new_id().lower()}"
 
 
-def has_containers(engine: str, image: str) -> bool:
-    """Whether any container, running or not, was made of the image with this id."""
-    # One by one: podman 4.3 finds no container by `--filter ancestor` with an image's id.
-    containers = (_output([engine, "ps", "--all", "--quiet", "--no-trunc"]) or "").split()
-    inspect = [engine, "inspect", "--type", "container", "--format", "{{.Image}}"]
-    images = (_output([*inspect, container]) or "" for container in containers)
-    return image.removeprefix("sha256:") in (name.removeprefix("sha256:") for name in images)
+def image_name() -> str:
+    """A new name for an image of this process."""
+    return f"{TRIAL_IMAGE}{_owner()}-{new_id().lower()}"
 
 
-def remove(engine: str, kind: str, name: str) -> None:
-    """Removes a container (`ps`) or an image (`images`)."""
-    _output([engine, "rm" if kind == "ps" else "rmi", "--force", name])
+def has_ended(name: str) -> bool:
+    """Whether the container or image belongs to a process of this machine that has certainly ended."""
+    owned = _OWNED.fullmatch(name)
+    if owned is None or owned[4] != _machine():
+        return False
+    return not is_alive(f"{owned[2]}:{owned[3] if int(owned[3]) else '?'}")
+
+
+def _owner() -> str:
+    pid, _, started = this_process().partition(":")
+    return f"{pid}-{'0' if started == '?' else started}-{_machine()}"
+
+
+def _machine() -> str:
+    """Where numbers of processes mean something: several machines and containers may share an engine."""
+    words = [platform.node()]
+    with suppress(OSError):
+        words.append(Path("/etc/machine-id").read_text())
+    with suppress(OSError):
+        words.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:8]
+
+
+def containers(engine: str) -> list[str]:
+    """The names of all containers of tasks, running or not, on this engine."""
+    listing = _output([engine, "ps", "--all", "--filter", f"name={_CONTAINER}", "--format", "{{.Names}}"])
+    return [name for name in (listing or "").split() if name.startswith(_CONTAINER)]
+
+
+def images(engine: str) -> list[str]:
+    """The names of all images of tasks."""
+    words = ["images", "--filter", f"reference={REPOSITORY}:*", "--format", "{{.Repository}}:{{.Tag}}"]
+    return [name for name in (_output([engine, *words]) or "").split() if name.startswith(f"{REPOSITORY}:")]
+
+
+def remove_container(engine: str, name: str) -> bool:
+    """Removes a container with its processes; False: it could not be removed."""
+    return _output([engine, "rm", "--force", name]) is not None
+
+
+def remove_image(engine: str, name: str) -> bool:
+    """Takes the name from an image, and removes what has no other name.
+
+    False: the engine refuses that, since a container was made of the image, by whomever and however lately.
+    By force it would remove that container too.
+    """
+    return _output([engine, "rmi", name]) is not None
 
 
 def _output(words: Sequence[str]) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,3 +47,15 @@ def alone_with_the_engine() -> Iterator[None]:
     """No other test process cleans the container engine meanwhile: a machine has one store for all."""
     with FileLock(Path(tempfile.gettempdir()) / "hermes-test-engine.lock"):
         yield
+
+
+@contextmanager
+def cleaning_process(clean: str, home: Path) -> Iterator[None]:
+    """Another process cleans meanwhile, without a pause; `clean` imports it by this name."""
+    code = f"import pathlib, sys\n{clean}\nwhile True: clean(pathlib.Path(sys.argv[1]))"
+    with subprocess.Popen([sys.executable, "-c", code, str(home)]) as process:
+        try:
+            yield
+            assert process.poll() is None, "it cleaned until the end"
+        finally:
+            process.kill()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -25,8 +26,9 @@ from hermes.envs.rewards.result import RewardResult
 from hermes.errors import SandboxError
 from hermes.sandbox.docker import find_engine
 from hermes.sandbox.open import unusable_reason
-from hermes.sandbox.task_container import labelled
-from tests.envs.harbor.folders import alone_with_the_engine, write_task
+from hermes.sandbox.task_container import call_engine, container_name, containers, image_name, images
+from hermes.store.owner import this_process
+from tests.envs.harbor.folders import alone_with_the_engine, cleaning_process, write_task
 from tests.envs.harbor.scale import check_with_a_kill, write_tasks
 
 PROGRAMS = (
@@ -123,11 +125,10 @@ def settings() -> SandboxSettings:
     return SandboxSettings(backend="docker", memory_mb=256)
 
 
-def of_trials() -> dict[str, str]:
-    """Containers and images that belong to this process."""
+def of_trials() -> list[str]:
+    """Containers and images of trials."""
     engine = find_engine()
-    everything = {**labelled(engine, "ps"), **labelled(engine, "images")}
-    return {name: owner for name, owner in everything.items() if owner != "kept"}
+    return [*containers(engine), *(name for name in images(engine) if ":trial-" in name)]
 
 
 async def test_a_task_runs_in_its_image(tmp_path: Path, home: Path, base: str) -> None:
@@ -167,6 +168,17 @@ async def test_users_and_a_separate_verifier(tmp_path: Path, home: Path, base: s
     assert reward.detail.split()[0] == "agent" and not of_trials()
 
 
+async def test_artifacts_of_root_get_where_no_folder_is(tmp_path: Path, home: Path, base: str) -> None:
+    toml = 'artifacts = ["/new/deep/answer.txt"]\n[verifier]\nenvironment_mode = "separate"\n'
+    test = "cat /new/deep/answer.txt /logs/artifacts/log; echo 1 > /logs/verifier/reward.txt"
+    folder = write_task(tmp_path / "t", toml=toml, test=test, dockerfile=DOCKERFILE)
+    reward = await play(
+        folder, home, "mkdir -p /new/deep; echo 42 > /new/deep/answer.txt; echo 7 > /logs/artifacts/log"
+    )
+    assert (reward.value, reward.detail.split()) == (1, ["42", "7"])
+    assert not of_trials()
+
+
 async def test_an_image_that_cannot_be_had_is_a_sentence(tmp_path: Path, home: Path, base: str) -> None:
     image = "localhost:1/no/such:image"
     pulled = write_task(tmp_path / "a", dockerfile=None, toml=f'[environment]\ndocker_image = "{image}"')
@@ -193,23 +205,85 @@ async def test_a_folder_is_checked_in_the_place_that_each_task_needs(
         assert by_name["plain"].place == "bubblewrap" and by_name["plain"].sound
 
 
-def test_what_a_killed_process_left_is_cleaned(tmp_path: Path, home: Path, base: str) -> None:
+DEAD = "999999999:1"
+
+
+def of_process(name: str, process: str) -> str:
+    return name.replace(this_process().replace(":", "-"), process.replace(":", "-"))
+
+
+def engine_call(*words: str) -> str:
+    return subprocess.run([find_engine(), *words], check=True, capture_output=True, text=True).stdout
+
+
+def test_what_a_killed_process_left_is_cleaned(home: Path, base: str) -> None:
+    container, image = of_process(container_name(), DEAD), of_process(image_name(), DEAD)
+    engine_call("create", "--name", container, base, "true")
+    engine_call("commit", container, image)
+    assert clean(home)["containers"] == 1 and not of_trials()
+
+
+def test_what_belongs_to_others_is_left(home: Path, base: str) -> None:
+    """Whose label says otherwise, who works on another machine with this engine, or who lives."""
     engine = find_engine()
-    label = "research.hermes.task=999999999:1"
-    subprocess.run([engine, "create", "--label", label, base, "true"], check=True, capture_output=True)
-    assert json.dumps(clean(home)) and not of_trials()
+    labelled = (
+        f"research.hermes.task={DEAD}"  # an image's authors may set any, and what is made of it inherits
+    )
+    elsewhere = re.sub(r"[0-9a-f]{8}(?=-\w+$)", "01234567", of_process(container_name(), DEAD))
+    names = ["hermes-test-other", elsewhere, container_name()]
+    image = "localhost/hermes-test-other:1"
+    try:
+        for name in names:
+            engine_call("create", "--name", name, "--label", labelled, base, "true")
+        engine_call("commit", names[0], image)
+        assert clean(home)["containers"] == 0
+        for name in names:
+            engine_call("inspect", "--type", "container", name)
+        engine_call("image", "inspect", image)
+    finally:
+        subprocess.run([engine, "rm", "--force", *names], check=False, capture_output=True)
+        subprocess.run([engine, "rmi", image], check=False, capture_output=True)
 
 
 async def test_cleaning_leaves_an_image_that_is_in_use(tmp_path: Path, home: Path, base: str) -> None:
     places = open_places(home, settings(), PlaceOptions(), "container")
     task = read_task(write_task(tmp_path / "t", dockerfile=DOCKERFILE))
+    other_home = tmp_path / "other"
     async with open_trial(task, places.of(task), home) as trial:
+        assert clean(other_home)["images"] == 0, "before the first sandbox too"
         await trial.start()
         sandbox = await trial.open_agent()
         assert clean(home)["images"] == 0
         assert (await sandbox.run("cat /etc/before", timeout_s=60)).output.strip() == "41"
         await sandbox.close()
-    assert clean(home)["images"] >= 1 and not labelled(find_engine(), "images")
+        assert clean(other_home)["images"] == 0
+        assert (await trial.score()).value == 0
+    assert clean(home)["images"] >= 1 and not images(find_engine())
+
+
+async def test_an_image_with_another_name_loses_ours(tmp_path: Path, home: Path, base: str) -> None:
+    places = open_places(home, settings(), PlaceOptions(), "container")
+    task = read_task(write_task(tmp_path / "t", dockerfile=DOCKERFILE))
+    own, engine = "localhost/hermes-test-own:1", find_engine()
+    async with open_trial(task, places.of(task), home) as trial:
+        await call_engine(engine, "tag", images(engine)[0], own)
+        assert clean(home)["images"] == 1 and not images(engine)
+        assert (await trial.solve()).exit_code == 0, "the trial goes on with it"
+    try:
+        assert engine_call("image", "inspect", own)
+    finally:
+        engine_call("rmi", own)
+
+
+async def test_trials_go_on_while_another_process_cleans(tmp_path: Path, home: Path, base: str) -> None:
+    """Without a pause: while trials build, run and are verified apart."""
+    toml = 'artifacts = ["/app/answer.txt"]\n[verifier]\nenvironment_mode = "separate"\n'
+    with cleaning_process("from hermes.envs.harbor.places import clean", home):
+        for number in range(2):
+            dockerfile = f"{DOCKERFILE}RUN echo {number} > /app/number\n"
+            folder = write_task(tmp_path / f"t{number}", toml=toml, dockerfile=dockerfile)
+            rewards = await asyncio.gather(*(play(folder, home, None) for _ in range(2)))
+            assert [reward.value for reward in rewards] == [1, 1]
 
 
 async def test_a_machine_that_is_too_small_is_named(tmp_path: Path, home: Path, base: str) -> None:
@@ -226,4 +300,4 @@ def test_forty_tasks_are_checked_in_containers_and_a_kill_leaves_nothing(
     write_tasks(tmp_path / "tasks", 40, base)
     check_with_a_kill(home, tmp_path / "tasks", 40, "container")
     engine = find_engine()
-    assert labelled(engine, "ps") == {} and labelled(engine, "images") == {}
+    assert containers(engine) == [] and images(engine) == []

@@ -12,6 +12,7 @@ import pytest
 from hermes.config.settings import SandboxSettings
 from hermes.envs.harbor.cheats import CHEATS
 from hermes.envs.harbor.place import BubblewrapPlaces, PlaceOptions
+from hermes.envs.harbor.roots import remove_roots
 from hermes.envs.harbor.schema import TaskError
 from hermes.envs.harbor.task import read_task
 from hermes.envs.harbor.trial import Trial, open_trial, sweep, trials_folder
@@ -19,7 +20,7 @@ from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.errors import SandboxError
 from hermes.sandbox.base import Sandbox
 from hermes.sandbox.open import unusable_reason
-from tests.envs.harbor.folders import DOCKERFILE, write_task
+from tests.envs.harbor.folders import DOCKERFILE, cleaning_process, write_task
 
 pytestmark = pytest.mark.skipif(
     unusable_reason("bubblewrap") is not None, reason=f"bubblewrap: {unusable_reason('bubblewrap')}"
@@ -313,3 +314,33 @@ async def test_tests_find_uvx_among_the_wheels(tmp_path: Path, home: Path) -> No
     )
     assert (await play(folder, home, planted, wheels=wheels)).value == 1
     assert (await play(folder, home, planted)).value == 0, "without the wheels there is none"
+
+
+async def test_trials_go_on_while_another_process_cleans(tmp_path: Path, home: Path) -> None:
+    """While roots are built, copied and mounted; and what nobody uses goes."""
+    toml = 'artifacts = ["/app/answer.txt"]\n[verifier]\nenvironment_mode = "separate"\n'
+    with cleaning_process("from hermes.envs.harbor.roots import remove_roots as clean", home):
+        for number in range(4):
+            dockerfile = f"{DOCKERFILE}RUN echo {number} > /app/number\n"
+            folder = write_task(tmp_path / f"t{number}", toml=toml, dockerfile=dockerfile)
+            rewards = await asyncio.gather(*(play(folder, home, None) for _ in range(2)))
+            assert [reward.value for reward in rewards] == [1, 1]
+    remove_roots(home)
+    assert not [path for path in (home / "harbor/roots").iterdir() if path.is_dir()]
+
+
+async def test_whoever_is_cancelled_while_a_root_is_built_holds_nothing(tmp_path: Path, home: Path) -> None:
+    places = BubblewrapPlaces(home, SandboxSettings(backend="bubblewrap"), PlaceOptions())
+    task = read_task(write_task(tmp_path / "t", dockerfile=f"{DOCKERFILE}RUN sleep 1\n"))
+
+    async def start() -> None:
+        async with open_trial(task, places, home):
+            pass
+
+    waiting = [asyncio.create_task(start()) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    for task_of in waiting:
+        task_of.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await asyncio.wait_for(start(), 60)
+    assert remove_roots(home) == 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from hermes.disk.appendlog import AppendLog, read_lines
 from hermes.disk.files import make_private_dirs
 from hermes.envs.harbor.cheats import CHEATS
 from hermes.envs.harbor.schema import TaskError
-from hermes.envs.harbor.trial import Trial, images, open_trial, runs_alone
+from hermes.envs.harbor.trial import Trial, images, open_trial
 from hermes.envs.rewards.result import GraderError, RewardResult
 from hermes.errors import ConfigError, HermesError
 
@@ -106,7 +105,6 @@ async def check_tasks(
     announce: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
     """A verdict for each task, in their order; at most `workers` run at one time."""
-    running: Counter[str] = Counter()
     known_verdicts = {} if again else read_verdicts(home)
     slots, options = asyncio.Semaphore(workers), str(places.options)
 
@@ -123,7 +121,6 @@ async def check_tasks(
         if earlier is not None and is_same and earlier.covers(solutions, red_team):
             return replace(earlier, task=task.key)
         async with slots:
-            running[task.environment_digest] += 1
             try:
                 verdict = await _play(verdict, task, places, home, red_team)
             except TaskError as error:  # its image or its files
@@ -131,9 +128,7 @@ async def check_tasks(
             except HermesError as error:
                 return replace(verdict, problem=error.message)
             finally:
-                running[task.environment_digest] -= 1
-                if not running[task.environment_digest]:
-                    await asyncio.to_thread(_make_room, task, places, home, least_free_bytes)
+                await asyncio.to_thread(_make_room, task, places, home, least_free_bytes)
         await asyncio.to_thread(_keep, home, verdict)
         return verdict
 
@@ -148,7 +143,7 @@ async def check_tasks(
 def _make_room(task: Task, places: ChosenPlaces, home: Path, least_free_bytes: int) -> None:
     """Removes what the task was built into, if a disk is short: that of roots, or that of an engine."""
     free_bytes = min(shutil.disk_usage(path).free for path in (home, "/var/lib"))
-    if free_bytes < least_free_bytes and runs_alone(home):
+    if free_bytes < least_free_bytes:
         for image in images(task):
             places.of(task).remove_built(*image)
 

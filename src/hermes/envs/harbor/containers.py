@@ -2,6 +2,8 @@
 
 The agent's container is kept as an image when it is closed or verified, and the verifier's is a new one of
 that image, with `/tests` and `/logs/verifier` mounted from outside. Storage is not limited in a container.
+
+A place has a container that never runs: while it exists, its engine removes the image for nobody.
 """
 
 from __future__ import annotations
@@ -33,24 +35,27 @@ from hermes.errors import SandboxError
 from hermes.sandbox.directory import work_in
 from hermes.sandbox.docker import find_engine
 from hermes.sandbox.task_container import (
-    LABEL,
     REPOSITORY,
+    TRIAL_IMAGE,
     ContainerPlan,
     TaskContainer,
     call_engine,
-    has_containers,
-    labelled,
-    remove,
+    container_name,
+    containers,
+    has_ended,
+    image_name,
+    images,
+    remove_container,
+    remove_image,
 )
 from hermes.sandbox.workspace import Mount, Workspace
-from hermes.store.owner import is_alive, this_process
 
 if TYPE_CHECKING:
     from hermes.config.settings import SandboxSettings
     from hermes.sandbox.base import Sandbox
 
-_KEPT = "kept"
-"""The owner of images that outlive the process."""
+_BUILDING = "building"
+"""A lock of which everyone who builds has a share: images have layers in common."""
 
 
 class ContainerPlaces:
@@ -70,25 +75,35 @@ class ContainerPlaces:
             raise TaskError(f"environment.storage_mb = {storage_mb}: this machine has {free_mb} MB left.")
 
     async def open(self, environment: Path, machine: Machine, folder: Path) -> ContainerPlace:
+        building = _lock(self._home, _BUILDING)
+        await building.wait(shared=True)
         try:
-            image, inspected = await self._image(environment, machine)
-        except SandboxError:  # a cleaning removed it meanwhile, or the engine had it under way
-            image, inspected = await self._image(environment, machine)
+            inspected, hold = await self._held(environment, machine)
+        except SandboxError:  # who cleans for another home has removed the image meanwhile
+            inspected, hold = await self._held(environment, machine)
+        finally:
+            building.release()
         workdir = machine.workdir or (inspected.get("Config") or {}).get("WorkingDir") or "/"
-        return ContainerPlace(self._engine, self._settings, self._options, machine, image, folder, workdir)
+        return ContainerPlace(
+            self._engine, self._settings, self._options, machine, inspected["Id"], hold, folder, workdir
+        )
 
     def remove_built(self, environment: Path, machine: Machine) -> None:
-        name = _image_name(environment)
-        if machine.docker_image is None and not has_containers(self._engine, name):
-            remove(self._engine, "images", name)
+        if machine.docker_image is None:
+            _remove_kept(self._engine, self._home, [_image_name(environment)])
 
-    async def _image(self, environment: Path, machine: Machine) -> tuple[str, JSONObject]:
-        """The task's image, at hand, and what the engine says of it."""
+    async def _held(self, environment: Path, machine: Machine) -> tuple[JSONObject, str]:
+        """Returns what the engine says of the task's image, and a container of it."""
+        inspected = await self._image(environment, machine)
+        return inspected, await _create(self._engine, inspected["Id"])
+
+    async def _image(self, environment: Path, machine: Machine) -> JSONObject:
+        """Returns what the engine says of the task's image."""
         image = machine.docker_image or await self._built(environment, machine)
         if machine.docker_image is not None:
             await self._pull(image, machine)
         inspected: JSONObject = json.loads(await call_engine(self._engine, "image", "inspect", image))[0]
-        return image, inspected
+        return inspected
 
     async def _pull(self, image: str, machine: Machine) -> None:
         if await self._has(image):
@@ -101,13 +116,11 @@ class ContainerPlaces:
 
     async def _built(self, environment: Path, machine: Machine) -> str:
         image = await asyncio.to_thread(_image_name, environment)
-        locks = self._home / "harbor" / "locks"
-        await asyncio.to_thread(make_private_dirs, locks)
-        lock = FileLock(locks / image.rpartition(":")[2])
-        await asyncio.to_thread(lock.acquire)
+        lock = _lock(self._home, image.rpartition(":")[2])
+        await lock.wait()
         try:
             if not await self._has(image):
-                words = ("build", "--label", f"{LABEL}={_KEPT}", "--tag", image, str(environment))
+                words = ("build", "--tag", image, str(environment))
                 await call_engine(self._engine, *words, timeout_s=machine.build_timeout_s)
         except SandboxError as error:
             raise TaskError(f"environment/Dockerfile cannot be built: {error.message}") from error
@@ -136,6 +149,7 @@ class ContainerPlace:
         options: PlaceOptions,
         machine: Machine,
         image: str,
+        hold: str,
         folder: Path,
         workdir: str,
     ) -> None:
@@ -145,6 +159,7 @@ class ContainerPlace:
         self._options = options
         self._machine = machine
         self._image = image
+        self._hold = hold
         self._folder = folder
         self._kept: list[str] = []
         """Images of this trial."""
@@ -208,7 +223,7 @@ class ContainerPlace:
             folder=self._folder,
         )
         cpus = self._machine.cpus or 2
-        plan = ContainerPlan(self._engine, self._image, workspace, user, cpus, this_process())
+        plan = ContainerPlan(self._engine, self._image, workspace, user, cpus)
         settings = limited(self._settings, self._machine, self._options, network, timeout_s)
         container = await TaskContainer.start_from(settings, plan)
         folders = " ".join(map(shlex.quote, (self.workdir, "/logs/agent", "/logs/artifacts")))
@@ -224,7 +239,7 @@ class ContainerPlace:
     async def keep(self, container: TaskContainer) -> None:
         """From now on containers have the files of this one."""
         await container.kill_all()
-        image = f"{REPOSITORY}:trial-{new_id().lower()}"
+        image = image_name()
         self._kept.append(image)
         await container.commit(image)
         self._image = image
@@ -236,36 +251,34 @@ class ContainerPlace:
         assert isinstance(source_place, ContainerPlace), "a task has one kind of place"
         if source_place._agent is not None:
             await source_place._agent.keep()
-        source = await self._created(source_place._image)
-        target = await self._created(self._image)
+        source = await _create(self._engine, source_place._image)
         try:
-            for number, artifact in enumerate(artifacts):
-                copy = self._folder / f"artifact-{number}"
-                try:
-                    await call_engine(self._engine, "cp", f"{source}:{artifact.source}", str(copy))
-                except SandboxError:  # it is not there
-                    continue
-                inside = f"{target}:{artifact.destination}"
-                content = f"{copy}/." if copy.is_dir() and not copy.is_symlink() else str(copy)
-                await call_engine(self._engine, "cp", content, inside)
-            image = f"{REPOSITORY}:trial-{new_id().lower()}"
-            self._kept.append(image)
-            change = f"LABEL {LABEL}={this_process()}"
-            await call_engine(self._engine, "commit", "--change", change, target, image)
-            self._image = image
+            target = await self._start([], {}, "no-network", 600, "0", ())
+            try:
+                for number, artifact in enumerate(artifacts):
+                    copy = self._folder / f"artifact-{number}"
+                    try:
+                        await call_engine(self._engine, "cp", f"{source}:{artifact.source}", str(copy))
+                    except SandboxError:  # it is not there
+                        continue
+                    await target.copy_in(copy, artifact.destination)
+                await self.keep(target)
+            finally:
+                await target.close()
         finally:
-            for name in (source, target):
-                await asyncio.to_thread(remove, self._engine, "ps", name)
-
-    async def _created(self, image: str) -> str:
-        name = f"hermes-task-{new_id().lower()}"
-        label = f"{LABEL}={this_process()}"
-        await call_engine(self._engine, "create", "--name", name, "--label", label, image, "true")
-        return name
+            await asyncio.to_thread(remove_container, self._engine, source)
 
     async def close(self) -> None:
         for image in reversed(self._kept):
-            await asyncio.to_thread(remove, self._engine, "images", image)
+            await asyncio.to_thread(remove_image, self._engine, image)
+        await asyncio.to_thread(remove_container, self._engine, self._hold)
+
+
+async def _create(engine: str, image: str) -> str:
+    """Returns the name of a container that is not started. SandboxError: there is no such image."""
+    name = container_name()
+    await call_engine(engine, "create", "--pull", "never", "--name", name, image, "true")
+    return name
 
 
 class _AgentContainer:
@@ -290,19 +303,33 @@ class _AgentContainer:
             await self._container.close()
 
 
-def clean_containers(engine: str, *, images: bool) -> dict[str, int]:
-    """Removes containers and images of processes that have ended.
+def clean_containers(engine: str, home: Path, *, with_built: bool) -> dict[str, int]:
+    """Removes containers and images of processes that have ended, and counts those that are gone.
 
-    `images`: also images that were kept and of which no container is made; an engine would remove it too.
+    `with_built`: also images that tasks were built into, unless the engine finds them in use.
     """
-    removed = {"containers": 0, "images": 0}
-    for kind, name in (("ps", "containers"), ("images", "images")):
-        for identifier, owner in labelled(engine, kind).items():
-            if owner == _KEPT:
-                unused = images and not has_containers(engine, identifier)
-            else:
-                unused = bool(owner) and not is_alive(owner)
-            if unused:
-                remove(engine, kind, identifier)
-                removed[name] += 1
+    names = [name for name in containers(engine) if has_ended(name)]
+    removed = {"containers": sum(remove_container(engine, name) for name in names)}
+    names = images(engine)
+    removed["images"] = sum(remove_image(engine, name) for name in names if has_ended(name))
+    if with_built:
+        built = [name for name in names if not name.startswith(TRIAL_IMAGE)]
+        removed["images"] += _remove_kept(engine, home, built)
     return removed
+
+
+def _remove_kept(engine: str, home: Path, names: Sequence[str]) -> int:
+    """Returns how many are gone: none while another one of this home is being built."""
+    lock = _lock(home, _BUILDING)
+    if not lock.acquire(blocking=False):
+        return 0
+    try:
+        return sum(remove_image(engine, name) for name in names)
+    finally:
+        lock.release()
+
+
+def _lock(home: Path, name: str) -> FileLock:
+    folder = home / "harbor" / "locks"
+    make_private_dirs(folder)
+    return FileLock(folder / name)

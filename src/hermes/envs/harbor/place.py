@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from hermes.core import new_id
-from hermes.disk.filelock import FileLock
 from hermes.disk.files import make_private_dirs
 from hermes.disk.trees import remove_tree
 from hermes.envs.harbor.dockerfile import Copy, Host, Recipe, read_recipe
+from hermes.envs.harbor.roots import BuiltRoot, remove_root, remove_unfinished, root_lock
 from hermes.envs.harbor.schema import Artifact, Machine, NetworkMode, TaskError
 from hermes.envs.harbor.task import Task, folder_digest
 from hermes.errors import ConfigError
@@ -159,23 +159,6 @@ def _packed(source: Path) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """A root that is ready to be copied for trials."""
-
-    folder: Path
-    workdir: str
-    variables: Mapping[str, str]
-
-    @property
-    def root(self) -> TaskRoot:
-        return TaskRoot.opened(self.folder / "root")
-
-    @property
-    def packages(self) -> Path:
-        return self.folder / "packages"
-
-
 class BubblewrapPlaces:
     """Builds roots for tasks and opens places on copies of them."""
 
@@ -209,36 +192,43 @@ class BubblewrapPlaces:
     async def open(self, environment: Path, machine: Machine, folder: Path) -> BubblewrapPlace:
         """A place of its own in `folder`. TaskError: its image cannot be built here."""
         built = await self._built(environment, machine)
-        root = await asyncio.to_thread(built.root.copy, folder / "root")
-        for name in ("agent", "artifacts"):
-            (root.folder / ".logs" / name).mkdir(parents=True)
-        await asyncio.to_thread(give_to_sandbox, root.folder / ".logs")
+        try:
+            root = await asyncio.to_thread(built.root.copy, folder / "root")
+            for name in ("agent", "artifacts"):
+                (root.folder / ".logs" / name).mkdir(parents=True)
+            await asyncio.to_thread(give_to_sandbox, root.folder / ".logs")
+        except BaseException:
+            built.lock.release()
+            raise
         workdir = machine.workdir or built.workdir
         return BubblewrapPlace(self._settings, self._options, machine, built, root, folder, workdir)
 
     def remove_built(self, environment: Path, machine: Machine) -> None:
-        """No trial of it may be running: its packages are mounted."""
         with suppress(TaskError):  # it could not be built
-            remove_tree(self._folder / self._key(environment, machine, self.recipe(environment, machine)))
+            remove_root(self._folder / self._key(environment, machine, self.recipe(environment, machine)))
 
-    async def _built(self, environment: Path, machine: Machine) -> _Built:
+    async def _built(self, environment: Path, machine: Machine) -> BuiltRoot:
+        """The root of an image, in use from now on."""
         recipe = await asyncio.to_thread(self.recipe, environment, machine)
         key = await asyncio.to_thread(self._key, environment, machine, recipe)
         folder = self._folder / key
-        if not folder.is_dir():
-            await asyncio.to_thread(make_private_dirs, self._folder)
-            self._folder.parent.chmod(0o711)
-            self._folder.chmod(0o711)
-            lock = FileLock(self._folder / f"{key}.lock")
-            await asyncio.to_thread(lock.acquire)
+        await asyncio.to_thread(make_private_dirs, self._folder)
+        self._folder.parent.chmod(0o711)
+        self._folder.chmod(0o711)
+        lock = root_lock(folder)
+        while True:
+            await lock.wait(shared=True)
+            if folder.is_dir():
+                break
+            lock.release()
+            await lock.wait()
             try:
                 if not folder.is_dir():
                     await self._build(environment, machine, recipe, folder)
             finally:
-                lock.path.unlink(missing_ok=True)
                 lock.release()
         about = json.loads((folder / "about.json").read_text())
-        return _Built(folder, about["workdir"], about["variables"])
+        return BuiltRoot(folder, about["workdir"], about["variables"], lock)
 
     def _key(self, environment: Path, machine: Machine, recipe: Recipe) -> str:
         digest = hashlib.sha256(f"{_FORMAT} {recipe} {self._options} {machine.workdir}".encode())
@@ -246,8 +236,7 @@ class BubblewrapPlaces:
         return digest.hexdigest()[:32]
 
     async def _build(self, environment: Path, machine: Machine, recipe: Recipe, target: Path) -> None:
-        for stale in self._folder.glob(f"{target.name}.building-*"):  # of a process that was killed
-            await asyncio.to_thread(remove_tree, stale)
+        await asyncio.to_thread(remove_unfinished, target)  # of a process that was killed
         folder = self._folder / f"{target.name}.building-{new_id()}"
         folder.mkdir(mode=0o711)
         try:
@@ -378,7 +367,7 @@ class BubblewrapPlace:
     settings: SandboxSettings
     options: PlaceOptions
     machine: Machine
-    built: _Built
+    built: BuiltRoot
     root: TaskRoot
     folder: Path
     workdir: str
@@ -480,6 +469,7 @@ class BubblewrapPlace:
             await sandbox.close()
 
     async def close(self) -> None:
+        self.built.lock.release()
         await asyncio.to_thread(self.root.remove)
         with suppress(FileNotFoundError):
             await asyncio.to_thread(remove_tree, self.folder)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hermes.disk.trees import remove_tree
 from hermes.envs.harbor.containers import ContainerPlaces, clean_containers
 from hermes.envs.harbor.place import BubblewrapPlaces, PlaceOptions
+from hermes.envs.harbor.roots import remove_roots
 from hermes.envs.harbor.schema import TaskError
 from hermes.envs.harbor.trial import sweep
 from hermes.errors import SandboxError
@@ -74,23 +74,18 @@ def open_places(home: Path, settings: SandboxSettings, options: PlaceOptions, ki
 
 
 def clean(home: Path) -> dict[str, int]:
-    """Removes built roots, and what killed trials have left; how many of each.
+    """Removes built roots and images, and what killed trials have left; how many of each are gone.
 
-    Trials that are running go on: their files are their own.
+    What a running trial or build uses stays.
     """
-    removed = {"trials": sweep(home)}
-    roots = home / "harbor" / "roots"
-    folders = sorted(roots.iterdir()) if roots.is_dir() else []
-    for path in folders:
-        remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    removed["roots"] = len(folders)
+    removed = {"trials": sweep(home), "roots": remove_roots(home)}
     if unusable_reason("docker") is not None:
         return removed
-    return {**removed, **clean_containers(find_engine(), images=True)}
+    return {**removed, **clean_containers(find_engine(), home, with_built=True)}
 
 
 def sweep_all(home: Path, places: ChosenPlaces) -> None:
     """Removes what killed trials have left: folders, containers and images."""
     sweep(home)
     if any(name == "container" for name, _ in places.kinds):
-        clean_containers(find_engine(), images=False)
+        clean_containers(find_engine(), home, with_built=False)

@@ -52,7 +52,7 @@ class Places(Protocol):
     async def open(self, environment: Path, machine: Machine, folder: Path) -> Place: ...
 
     def remove_built(self, environment: Path, machine: Machine) -> None:
-        """Removes what was kept of an image; no place of it may be open."""
+        """Removes what was kept of an image, unless it is in use."""
         ...
 
 
@@ -232,12 +232,6 @@ async def open_trial(task: Task, places: Places, home: Path) -> AsyncIterator[Tr
 
 def trials_folder(home: Path) -> Path:
     return home / "harbor" / "trials"
-
-
-def runs_alone(home: Path) -> bool:
-    """Whether no other process has a trial of this home under way."""
-    owners = {_owner(path) for path in _folders(trials_folder(home))} - {this_process()}
-    return not any(map(is_alive, owners))
 
 
 def sweep(home: Path) -> int:
