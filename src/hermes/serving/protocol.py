@@ -89,6 +89,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
+        if self._refused:
+            return
         self._expect(None)  # nothing is awaited of a session that is idle
         super().handle_websocket_upgrade()
 
@@ -124,8 +126,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._expect(None)
         if self.transport.is_closing():
             return
-        answered = self.cycle is not None and getattr(self.cycle, "response_started", False)
-        if not answered:
+        begun = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if not begun:
             head = b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n" + headers
             self.transport.write(head + b"\r\n" + body)
         # Closed at once, with data unread, the connection would be reset before the client reads this.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,62 @@ async def test_settings_that_name_no_server_are_refused(home: Path) -> None:
             await opened(home, **settings)
     with pytest.raises(ConfigError, match="no interpreter"):
         await opened(home, package="p", python="/no/python")
+
+
+UPGRADE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+STRANGERS = {
+    "Host: evil.example\r\n": 403,
+    "Host: localhost\r\nHost: evil.example\r\n": 400,
+    **{
+        f"Host: localhost\r\n{header}\r\n": 403
+        for header in (
+            "Origin: http://evil.example",
+            "Origin: null",
+            "Referer: http://evil.example/page",
+            "Sec-Fetch-Site: cross-site",
+            "Sec-Fetch-Site: same-site",
+        )
+    },
+}
+
+
+def upgraded(url: str, headers: str, first: str = "") -> list[int]:
+    """The statuses of the replies to a request for a WebSocket, after a `first` request."""
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        replies = b""
+        if first:
+            client.sendall(first.encode())
+            replies = client.recv(65_536)
+        client.sendall(f"GET /ws HTTP/1.1\r\n{UPGRADE}{headers}\r\n".encode())
+        while chunk := client.recv(65_536):
+            replies += chunk
+            if b" 101 " in replies:
+                break
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", replies)]
+
+
+def test_a_websocket_of_a_stranger_is_refused_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    first = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served(WORDS) as (url, _):
+        assert upgraded(url, "Host: localhost\r\n") == [101]
+        for headers, status in STRANGERS.items():
+            assert upgraded(url, headers) == [status], headers
+            assert upgraded(url, headers, first) == [200, status], headers
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_message_that_is_no_text_is_answered(capfd: pytest.CaptureFixture[str]) -> None:
+    from websockets.asyncio.client import connect
+
+    with served(WORDS) as (url, _):
+        async with connect(f"{url.replace('http', 'ws')}/ws", proxy=None) as session:
+            for message in (b"\x00\xff", b"[]", "[" * 100_000, '{"type": ["reset"]}'):
+                await session.send(message)
+                assert '"type": "error"' in str(await session.recv())
+            await session.send(b'{"type": "reset"}')
+            assert "look, and say the word" in str(await session.recv())
+    assert "Traceback" not in capfd.readouterr().err

@@ -187,7 +187,7 @@ class EpisodeServer:
         self.sessions += 1
         session = ClientSession(self)
         try:
-            while (reply := await session.answer(await socket.receive_text())) is not None:
+            while (reply := await session.answer(await _received(socket))) is not None:
                 await socket.send_text(reply)
             await socket.close()
         except WebSocketDisconnect:
@@ -197,6 +197,14 @@ class EpisodeServer:
             await session.close()
 
 
+async def _received(socket: WebSocket) -> str | bytes:
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message["code"])
+    text: str | bytes | None = message.get("text")
+    return message["bytes"] if text is None else text
+
+
 class ClientSession:
     """The episodes of one WebSocket, one after the other."""
 
@@ -204,7 +212,7 @@ class ClientSession:
         self._server = server
         self._episode: ServedEpisode | None = None
 
-    async def answer(self, text: str) -> str | None:
+    async def answer(self, text: str | bytes) -> str | None:
         """The reply to a message; None: the client is done."""
         try:
             message = json.loads(text)
