@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -290,6 +291,52 @@ def test_a_job_folder_of_harbor_is_read_with_tasks_and_rewards(
             for row in reader.trajectories()
         }
     assert rewards == {"org/good": [1.0], "org/slow": [0.25], "org/failed": [], None: []}
+
+
+def result_with(rewards: str) -> str:
+    return f'{{"task_name": "t", "trial_name": "n", "verifier_result": {{"rewards": {rewards}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("rewards", "value"),
+    [
+        ('{"reward": 1, "why": "it is right"}', 1.0),
+        ('{"a": 1e308, "b": 1e308}', 1e308),
+        *((rewards, None) for rewards in ('{"reward": "1"}', '{"reward": true}', '{"reward": NaN}', "[1]")),
+        ('{"reward": 1' + "0" * 400 + "}", None),
+        ('{"a": 1' + "0" * 400 + ', "b": 1}', None),
+    ],
+)
+def test_a_reward_of_harbor_that_is_no_number_is_none(
+    writer: Writer, db: Path, tmp_path: Path, rewards: str, value: float | None
+) -> None:
+    (tmp_path / "job/t/agent").mkdir(parents=True)
+    steps = [{"source": "user", "message": "a"}, {"source": "agent", "message": "b"}]
+    document = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {"name": "x"}, "steps": steps}
+    (tmp_path / "job/t/agent/trajectory.json").write_text(json.dumps(document))
+    (tmp_path / "job/t/result.json").write_text(result_with(rewards))
+    assert bring(writer, db, tmp_path / "job").problems == []
+    with Reader(db) as reader:
+        (row,) = reader.trajectories()
+        values = [reward.value for reward in reader.rewards(row.header.id)]
+    assert values == ([] if value is None else [pytest.approx(value)])
+
+
+def test_no_trial_of_harbor_holds_an_import_up_or_ends_it(writer: Writer, db: Path, tmp_path: Path) -> None:
+    steps = [{"source": "user", "message": "a"}, {"source": "agent", "message": "b"}]
+    for name, extra in {"pipe": {}, "zero": {}, "list": [1], "inner": {"hermes": [1]}}.items():
+        folder = tmp_path / "job" / name
+        (folder / "agent").mkdir(parents=True)
+        document = {"schema_version": "ATIF-v1.6", "session_id": name, "agent": {"name": "x"}, "steps": steps}
+        (folder / "agent/trajectory.json").write_text(json.dumps({**document, "extra": extra}))
+        if name == "pipe":
+            os.mkfifo(folder / "result.json")
+        elif name == "zero":
+            (folder / "result.json").symlink_to("/dev/zero")
+        else:
+            (folder / "result.json").write_text(result_with('{"reward": 1}'))
+    done = bring(writer, db, tmp_path / "job")
+    assert (done.rows, len(done.problems)) == (2, 2)
 
 
 def test_a_row_that_a_killed_import_left_half_is_stored_whole(db: Path, tmp_path: Path) -> None:

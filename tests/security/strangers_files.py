@@ -47,15 +47,23 @@ from hermes.data.importing import import_files
 from hermes.engine.lora.adapter_tar import unpack
 from hermes.envs.builtin.reward_function import check_rows
 from hermes.envs.dataset import load_tasks
+from hermes.envs.harbor.dockerfile import Host, read_dockerfile, read_recipe
+from hermes.envs.harbor.reward import read_reward
+from hermes.envs.harbor.task import read_task
+from hermes.envs.harbor.trial import _read
 from hermes.envs.modes import commandline
+from hermes.envs.rewards.result import GraderError
 from hermes.errors import HermesError, ToolError, UsageError
 from hermes.models.local.gguf import GGUFError, read_gguf
+from hermes.policies.text.improve import first_texts
 from hermes.rl.config.run_file import read_run_file
 from hermes.rl.model_shape import shape_of
 from hermes.rl.run import RlRun, RunStatus, read_metrics
 from hermes.rl.run_config import RunConfig
 from hermes.skills.catalogue import list_skills, read_skill_file
+from hermes.skills.drafts import drafts
 from hermes.skills.source import read_source
+from hermes.skills.trials import TrialResult, results, store_result
 from hermes.store import Reader, Writer
 from hermes.store.upkeep.maintain import check
 from hermes.store.upkeep.salvage import salvage
@@ -69,6 +77,7 @@ from hermes.training.start_weights import rank_of
 from tests import records
 from tests.data.sessions.clients import CLIENTS, copy_of
 from tests.data.sessions.clients import imported as imported_session
+from tests.envs.harbor.folders import write_task
 from tests.rl.world import tiny_tokenizer
 from tests.skills.conftest import skill_text
 
@@ -468,6 +477,62 @@ def sample_arrow(path: Path) -> None:
         writer.write_table(table)
 
 
+def harbor_task(path: Path) -> object:
+    """Reads the folder of the task that the file belongs to, and its recipe for bubblewrap."""
+    folder = path.parent if path.name != "Dockerfile" else path.parents[1]
+    task = read_task(folder, {})
+    return None if task.dockerfile is None else read_recipe(read_dockerfile(task.dockerfile), HOST)
+
+
+HOST = Host("/bin", ("debian:*",), frozenset)
+HARBOR_DOCKERFILE = 'FROM debian:bookworm-slim\nENV A=b\nWORKDIR /app\nRUN ["echo", "$A"]\nCOPY . /app\n'
+
+
+def sample_harbor_task(path: Path) -> None:
+    write_task(path.parent if path.name != "Dockerfile" else path.parents[1], dockerfile=HARBOR_DOCKERFILE)
+
+
+def harbor_reward(path: Path) -> object:
+    try:
+        return read_reward(*(_read(path.parent, name) for name in ("reward.json", "reward.txt")))
+    except GraderError as error:
+        return error.message
+
+
+def sample_harbor_job(path: Path) -> None:
+    trial = path.parent if path.name == "result.json" else path.parents[1]
+    (trial / "agent").mkdir(exist_ok=True)
+    steps = [
+        {"step_id": 1, "source": "user", "message": "a"},
+        {"step_id": 2, "source": "agent", "message": "b"},
+    ]
+    agent = {"name": "x", "version": "1"}
+    trajectory = {"schema_version": "ATIF-v1.4", "session_id": "s", "agent": agent, "steps": steps}
+    (trial / "agent/trajectory.json").write_text(json.dumps(trajectory))
+    result = {"task_name": "t", "trial_name": "t__1", "verifier_result": {"rewards": {"reward": 1}}}
+    (trial / "result.json").write_text(json.dumps(result))
+
+
+def harbor_job(path: Path) -> object:
+    return imported(path.parent if path.name == "result.json" else path.parents[1])
+
+
+def trials_of_skills(path: Path) -> object:
+    return results(path.parents[1])
+
+
+def sample_skill_trials(path: Path) -> None:
+    store_result(path.parents[1], TrialResult("a", "hash", "helps", 0.5, 9, 1))
+
+
+def draft_of_a_skill(path: Path) -> object:
+    return drafts(path.parents[3])
+
+
+def text_of_a_file(path: Path) -> object:
+    return first_texts(load(environ={"HERMES_HOME": str(path.parent / "home")}), [f"file:{path}"], {}, None)
+
+
 class FileKind(NamedTuple):
     name: str
     """Where the file lies in the folder of its case."""
@@ -545,6 +610,16 @@ KINDS = {
     "table, CSV": FileKind("t.csv", sample_csv, looked_at),
     "table, Parquet": FileKind("t.parquet", sample_parquet, looked_at),
     "table, Arrow": FileKind("t.arrow", sample_arrow, looked_at),
+    "Harbor task": FileKind("t/task.toml", sample_harbor_task, harbor_task),
+    "instruction of a Harbor task": FileKind("t/instruction.md", sample_harbor_task, harbor_task),
+    "Dockerfile of a Harbor task": FileKind("t/environment/Dockerfile", sample_harbor_task, harbor_task),
+    "reward of a Harbor task": FileKind("reward.json", sample_text('{"reward": 1}'), harbor_reward),
+    "reward of a Harbor task, text": FileKind("reward.txt", sample_text("1"), harbor_reward),
+    "trial of a Harbor job": FileKind("job/t/result.json", sample_harbor_job, harbor_job),
+    "trajectory of a Harbor job": FileKind("job/t/agent/trajectory.json", sample_harbor_job, harbor_job),
+    "trials of skills": FileKind("trials/results.jsonl", sample_skill_trials, trials_of_skills),
+    "draft of a skill": FileKind("skills/.drafts/a/SKILL.md", sample_text(skill_text("a")), draft_of_a_skill),
+    "text to improve": FileKind("AGENTS.md", sample_text("Be brief.\n"), text_of_a_file),
     "database to rescue": FileKind("hermes.db", sample_db, salvaged),
     "database": FileKind("hermes.db", sample_db, database),
 }

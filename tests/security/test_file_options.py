@@ -29,6 +29,8 @@ MODEL = ("model's config", "safetensors", "index", "GGUF", "tokenizer", "tokeniz
 ADAPTER = ("adapter", "adapter's config")
 PREFERENCES = ("preference pairs",)
 RUN_FILE = ("configuration of a run",)
+HARBOR = tuple(name for name in KINDS if "of a Harbor task" in name or name == "Harbor task")
+JOBS = ("trial of a Harbor job", "trajectory of a Harbor job")
 SESSIONS = tuple(name for name in KINDS if name.startswith("session of "))
 
 READ: dict[str, tuple[str, ...]] = {
@@ -49,15 +51,18 @@ READ: dict[str, tuple[str, ...]] = {
     "compress --input": ("trajectories to compress",),
     "compress --config": ("configuration of compress",),
     "compress --tokenizer": ("tokenizer", "tokenizer's config"),
+    "* --harbor": HARBOR,
+    "improve --text": ("text to improve",),
     "engine import folder": ADAPTER,
     "engine serve --policy": ADAPTER,
     "engine * --model": MODEL,
     "env * settings": ("configuration of an environment", "tasks of an environment"),
     "export --decontaminate": ("evaluation set",),
-    "import files": ("import, JSONL", "import, JSON", "import, Parquet", "import, session", *SESSIONS),
+    "import files": ("import, JSONL", "import, JSON", "import, Parquet", "import, session", *SESSIONS, *JOBS),
     "reward score targets": ("rows to score", "rows to score, Parquet"),
     "reward s* name": ("reward model",),
     "rl check --prompts": ("tasks of a reward function", *TASKS),
+    "rl preflight --prompts": ("tasks of a reward function", *TASKS),
     "rl start --prompts": ("tasks of a reward function", *TASKS),
     "rl start --config": RUN_FILE,
     "rl plan --model": MODEL,
@@ -103,7 +108,6 @@ EXEMPT: dict[str, str] = {
     "improve --agent*": "a command that the person runs, in a sandbox",
     "env * --dir": SEARCHED,
     "env list folders": SEARCHED,
-    "* --harbor": SEARCHED,
     "batch --env.wheels": "packages that a person gives; pip installs them inside a sandbox only",
     "env verifiers install *": "an installation that a person asks for; a package is code that is trusted",
     "* --output": WRITTEN,

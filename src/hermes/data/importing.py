@@ -10,6 +10,7 @@ are restored exactly.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -338,17 +339,31 @@ def _document(path: Path) -> Iterator[Line]:
 
 def _with_harbor_result(row: JSONObject, result_path: Path) -> JSONObject:
     """The trajectory of a Harbor trial with its task and its reward, which a trial that failed has not."""
+    extra = row.get("extra") or {}
     try:
+        if not result_path.is_file() or result_path.stat().st_size > MAX_LINE_BYTES:
+            return row
         result = json.loads(result_path.read_text("utf-8"))
         rewards = (result.get("verifier_result") or {}).get("rewards") or {}
         failure = (result.get("exception_info") or {}).get("exception_type")
-        ours = {"task_id": str(result["task_name"]), "metadata": {"harbor_trial": str(result["trial_name"])}}
+        ours: JSONObject = {
+            "task_id": str(result["task_name"]),
+            "metadata": {"harbor_trial": str(result["trial_name"])},
+        }
         if rewards and failure in (None, _HARBOR_TIMEOUT):
-            ours["reward"] = rewards.get("reward", sum(rewards.values()) / len(rewards))
+            ours["reward"] = _harbor_reward(rewards)
+        return {**row, "extra": {**extra, "hermes": {**ours, **(extra.get("hermes") or {})}}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return row  # no trial of Harbor's, or one that was killed
-    extra = row.get("extra") or {}
-    return {**row, "extra": {**extra, "hermes": {**ours, **(extra.get("hermes") or {})}}}
+
+
+def _harbor_reward(rewards: Mapping[str, object]) -> float | None:
+    """The value of `reward`, else the mean; None if one of them is no finite number."""
+    values = [rewards["reward"]] if "reward" in rewards else list(rewards.values())
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values) or not all(abs(number) <= sys.float_info.max for number in numbers):
+        return None
+    return sum(float(number) / len(numbers) for number in numbers)
 
 
 def _parquet(path: Path) -> Iterator[Line]:

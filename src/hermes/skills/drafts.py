@@ -7,6 +7,7 @@ whatever the person decides.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from hermes.config.paths import skills_dir
@@ -18,7 +19,7 @@ from hermes.errors import UsageError
 from hermes.skills.catalogue import list_skills
 from hermes.skills.install import save_skill
 from hermes.skills.learn import SkillDraft, draft_skill, failure, suggest_name
-from hermes.skills.skill import SKILL_FILE, Skill, SkillOrigin, parse_skill
+from hermes.skills.skill import SKILL_FILE, Skill, SkillError, SkillOrigin, parse_skill
 from hermes.store import Reader
 
 _PROPOSED = "proposed"
@@ -51,8 +52,11 @@ def propose(home: Path, reader: Reader, trajectory: Trajectory, least: int) -> S
 
 def drafts(home: Path) -> list[SkillDraft]:
     """Those that nobody has decided about, by name."""
-    files = sorted(_folder(home).glob(f"*/{SKILL_FILE}"))
-    return [_read(path) for path in files]
+    readable = []
+    for path in sorted(_folder(home).glob(f"*/{SKILL_FILE}")):
+        with suppress(SkillError, OSError, UnicodeDecodeError):  # damaged: nobody could accept it
+            readable.append(_read(path))
+    return readable
 
 
 def find_draft(home: Path, name: str) -> SkillDraft:

@@ -44,9 +44,12 @@ def store_result(home: Path, result: TrialResult) -> None:
 def results(home: Path) -> dict[str, list[TrialResult]]:
     """By skill, oldest first."""
     path, by_skill = _log(home), dict[str, list[TrialResult]]()
-    for line in read_lines(path) if path.exists() else ():
-        result = TrialResult(**json.loads(line))
-        by_skill.setdefault(result.skill, []).append(result)
+    for line in read_lines(path) if path.is_file() else ():
+        try:
+            result = TrialResult(**json.loads(line))
+        except (ValueError, TypeError, RecursionError):
+            continue  # damaged: a skill without a trial is not offered, and a chat goes on
+        by_skill.setdefault(str(result.skill), []).append(result)
     return by_skill
 
 

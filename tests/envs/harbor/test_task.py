@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hermes.envs.harbor.dataset import read_tasks
+from hermes.envs.harbor.dockerfile import Host, read_dockerfile, read_recipe
 from hermes.envs.harbor.reward import combine, reaches, read_reward
 from hermes.envs.harbor.schema import TaskError, read_task_file
 from hermes.envs.harbor.task import read_task
@@ -242,6 +244,7 @@ def test_rewards_are_numbers_or_errors() -> None:
     assert read_reward("1", "0").value == 1
     assert read_reward('{"reward": 0.25, "style": 1}', None).parts == {"reward": 0.25, "style": 1}
     assert read_reward('{"a": 0, "b": 1}', None).value == 0.5
+    assert read_reward('{"a": 1e308, "b": 1e308}', None).value == pytest.approx(1e308)
     for json_text, text in [
         (None, None),
         (None, ""),
@@ -254,9 +257,36 @@ def test_rewards_are_numbers_or_errors() -> None:
         ('{"reward": "1"}', None),
         ("{", "1"),
         ("[" * 100_000, "1"),
+        ('{"reward": 1' + "0" * 400 + "}", None),
+        ('{"reward": 1e999}', None),
     ]:
         with pytest.raises(GraderError):
             read_reward(json_text, text)
+
+
+BOMBS = {
+    "doubles": "ENV A=xxxxxxxxxx\n" + "ENV A=$A$A\n" * 60,
+    "arguments": "ARG A=xxxxxxxxxx\n" + "ARG A=$A$A\n" * 60,
+    "nested": "RUN " + "[" * 100_000,
+    "nested copy": "COPY " + "[" * 100_000,
+    "many": "ENV A=1\nRUN a\n" * 10_000,
+    "long": "# comment\n" * 100_000,
+    "folders": "WORKDIR " + "a/" * 50_000 + "\n" + "WORKDIR a\n" * 2_000,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_dockerfile_that_grows_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text(f"FROM debian:bookworm\n{BOMBS[name]}")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (300 << 20), limits[1]))
+    try:
+        with pytest.raises(TaskError, match=r"environment/Dockerfile"):
+            read_recipe(read_dockerfile(path), Host("/bin", ("debian:*",), frozenset))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from pathlib import Path
 
 from hermes.envs.harbor.schema import TaskError
 from hermes.sandbox.task_root import missing_top
@@ -29,6 +30,9 @@ _HEREDOC = re.compile(r"<<-?\s*([\"']?)(\w+)\1")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _RESERVED = ("/tests", "/solution", "/logs", "/.packages")
 _DPKG_TIMEOUT_S = 60
+_MOST_BYTES = 128 << 10
+"""The length of a Dockerfile, and of the variables that are filled into a line: they can double each time."""
+_MOST_INSTRUCTIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,29 @@ def installed_packages(names: Sequence[str]) -> frozenset[str]:
     return frozenset(names) & present
 
 
+def read_dockerfile(path: Path) -> str:
+    """TaskError: the file is no text, or too long."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(_MOST_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"environment/Dockerfile cannot be read: {error}.") from error
+    if len(data) > _MOST_BYTES:
+        raise TaskError(f"environment/Dockerfile has more than {_MOST_BYTES} bytes.")
+    return text
+
+
 def read_recipe(text: str, host: Host) -> Recipe:
     """TaskError: the Dockerfile has a line that bubblewrap cannot do here."""
     arguments: dict[str, str] = {}
     variables: dict[str, str] = {"PATH": host.path}
     base, workdir = "", "/"
     actions: list[Copy | Run] = []
-    for number, word, rest, heredocs in _instructions(text):
+    for count, (number, word, rest, heredocs) in enumerate(_instructions(text)):
         where = f"environment/Dockerfile, line {number}"
+        if count == _MOST_INSTRUCTIONS:
+            raise TaskError(f"{where}: more than {_MOST_INSTRUCTIONS} instructions.")
         values = {**arguments, **variables}
         if word == "FROM":
             if base:
@@ -206,7 +225,7 @@ def _run(rest: str, heredocs: Sequence[str], host: Host, where: str) -> str:
     if command.startswith("["):
         try:
             command = shlex.join(json.loads(command))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise TaskError(f"{where}: RUN with a list that is no JSON.") from error
     if heredocs:
         opening = _HEREDOC.search(command)
@@ -294,12 +313,22 @@ def _words(text: str, where: str) -> list[str]:
         if text.strip().startswith("["):
             return [str(word) for word in json.loads(text)]
         return shlex.split(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskError(f"{where} cannot be read: {error}.") from error
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: values.get(match[1] or match[2], match[3] or ""), text)
+    left_chars = _MOST_BYTES
+
+    def value_of(match: re.Match[str]) -> str:
+        nonlocal left_chars
+        value = values.get(match[1] or match[2], match[3] or "")
+        left_chars -= len(value)
+        if left_chars < 0:
+            raise TaskError(f"environment/Dockerfile: variables of more than {_MOST_BYTES} characters.")
+        return value
+
+    return _VARIABLE.sub(value_of, text)
 
 
 def _unquote(text: str) -> str:

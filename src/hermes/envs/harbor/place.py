@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from hermes.core import new_id
 from hermes.disk.files import make_private_dirs
 from hermes.disk.trees import remove_tree
-from hermes.envs.harbor.dockerfile import Copy, Host, Recipe, read_recipe
+from hermes.envs.harbor.dockerfile import Copy, Host, Recipe, read_dockerfile, read_recipe
 from hermes.envs.harbor.roots import BuiltRoot, remove_root, remove_unfinished, root_lock
 from hermes.envs.harbor.schema import Artifact, Machine, NetworkMode, TaskError
 from hermes.envs.harbor.task import Task, folder_digest
@@ -173,10 +173,7 @@ class BubblewrapPlaces:
         dockerfile = environment / "Dockerfile"
         if not dockerfile.is_file() or machine.docker_image is not None:
             return read_recipe(f"FROM {machine.docker_image}\n", host)
-        try:
-            return read_recipe(dockerfile.read_text("utf-8"), host)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TaskError(f"environment/Dockerfile cannot be read: {error}.") from error
+        return read_recipe(read_dockerfile(dockerfile), host)
 
     def check(self, task: Task) -> None:
         """TaskError: the task needs a container engine, or a larger machine."""

@@ -6,7 +6,7 @@ A reward that is missing or no finite number is a `GraderError`: an error of the
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +16,7 @@ REWARD_JSON = "reward.json"
 REWARD_TEXT = "reward.txt"
 MOST_REWARD_BYTES = 64 << 10
 _MAIN = "reward"
+_GREATEST = sys.float_info.max
 
 
 def read_reward(json_text: str | None, text: str | None) -> RewardResult:
@@ -33,7 +34,8 @@ def read_reward(json_text: str | None, text: str | None) -> RewardResult:
         parts = {str(name): _number(number, f"{REWARD_JSON}, {name}") for name, number in value.items()}
         if not parts:
             raise GraderError(f"{REWARD_JSON} has no number.")
-        return RewardResult(parts.get(_MAIN, sum(parts.values()) / len(parts)), parts)
+        mean = sum(value / len(parts) for value in parts.values())
+        return RewardResult(parts.get(_MAIN, mean), parts)
     if text is None:
         raise GraderError(f"the tests wrote neither {REWARD_JSON} nor {REWARD_TEXT}.")
     try:
@@ -43,9 +45,9 @@ def read_reward(json_text: str | None, text: str | None) -> RewardResult:
 
 
 def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise GraderError(f"{where}: {str(value)[:60]!r} is no finite number.")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _GREATEST:
+        return float(value)
+    raise GraderError(f"{where}: {str(value)[:60]!r} is no finite number.")
 
 
 def reaches(reward: RewardResult, least: Mapping[str, float]) -> bool:

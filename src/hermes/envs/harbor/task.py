@@ -98,7 +98,7 @@ def _toml(path: Path) -> object:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise TaskError(f"there is no {TASK_FILE}.", "Name a folder of Harbor tasks.") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TaskError(f"{TASK_FILE} cannot be read: {error}.") from error
 
 
@@ -150,8 +150,8 @@ def _digest(folder: Path) -> tuple[str, str]:
     for path in sorted_files(folder):
         name = path.relative_to(folder)
         if path.is_symlink():
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise TaskError(f"{name} is a link to outside of the task.")
+            if not _stays_inside(path, folder):
+                raise TaskError(f"{name} is a link to outside of the task, or to itself.")
             content = hashlib.sha256(os.fsencode(path.readlink()))
         elif path.is_file():
             left_bytes -= path.stat().st_size
@@ -167,6 +167,13 @@ def _digest(folder: Path) -> tuple[str, str]:
         if name.parts[0] == "environment":
             environment.update(data)
     return whole.hexdigest(), environment.hexdigest()
+
+
+def _stays_inside(link: Path, folder: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # Python before 3.13 raises the latter for a loop
+        return False
 
 
 def folder_digest(folder: Path) -> bytes:

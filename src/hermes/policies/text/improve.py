@@ -100,7 +100,10 @@ def _first_text(config: Config, name: str, toolsets: Sequence[str] | None) -> st
         return ""
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE))
-        return path.read_text("utf-8") if path.is_file() else ""
+        try:
+            return path.read_text("utf-8") if path.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}", "name a text file in UTF-8") from error
     if name.startswith(SKILL):
         return list_skills(config.home).find(name.removeprefix(SKILL)).body
     return get(name.removeprefix(TOOL)).description
