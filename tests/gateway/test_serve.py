@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,20 @@ def test_elsewhere_than_on_loopback_a_token_and_a_key_of_its_own(
     for request in provider.requests:
         assert request.headers["authorization"] == "Bearer sk-configured-0123456789"
         assert TOKEN not in str(request.headers)
+
+
+def test_more_sessions_than_a_process_may_open_files(config: Config, provider: ScriptedProvider) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        with serving(config, "--base-url", provider.base_url, "--model", "custom/model-1") as url:
+            for round_name in ("first", "second"):
+                for number in range(150):
+                    body = body_of("chat", f"{round_name} of {number}")
+                    assert post(f"{url}/r/key{number}/v1/chat/completions", body)[0] == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert sum(trajectory.turns for trajectory in stored(config)) == 300
 
 
 def test_without_a_token_it_does_not_listen_elsewhere(config: Config, provider: ScriptedProvider) -> None:

@@ -100,6 +100,10 @@ class _Entry:
     rotate_to: Path | None = None
 
 
+_MOST_OPEN_FILES = 64
+"""Groups are as many as clients like, and a process opens 1,024 files on most machines."""
+
+
 class Journal:
     """The recordings of one process. Safe to use from any thread."""
 
@@ -172,10 +176,11 @@ class Journal:
     def _append(self, group: str, path: Path, lines: list[str]) -> None:
         if not lines:
             return
-        log = self._logs.get(group)
-        if log is None:
-            log = self._logs[group] = AppendLog(path)
+        log = self._logs.pop(group) if group in self._logs else AppendLog(path)
+        self._logs[group] = log
         log.append(lines)
+        while len(self._logs) > _MOST_OPEN_FILES:
+            self._logs.pop(next(iter(self._logs))).close()  # the one that rests longest
 
     def _line(self, entry: _Entry) -> str:
         redact = self._redactor(entry.client_key).text
