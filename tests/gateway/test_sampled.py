@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from hermes.config.load import load
@@ -101,6 +102,23 @@ FORCED: tuple[tuple[str, dict[str, Any]], ...] = (
         },
     ),
 )
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses", "messages/count_tokens"])
+@pytest.mark.parametrize("half", [r"\ud800", r"a \uDFFF b", "\ud800"])
+async def test_half_a_surrogate_pair_is_refused(
+    tokenizer: PreTrainedTokenizerBase, route: str, half: str
+) -> None:
+    model = policy(tokenizer)
+    rollout = SampledRollout(model, Sampling(), tokens=model)
+    body = '{"model": "m", "max_tokens": 9, "NAME": [{"role": "user", "content": "TEXT"}]}'
+    body = body.replace("NAME", "input" if route == "responses" else "messages")
+    async with served(rollout) as url, httpx.AsyncClient() as client:
+        data = body.replace("TEXT", half).encode("utf-8", "surrogatepass")
+        refused = await client.post(f"{url}/v1/{route}", content=data)
+        assert refused.status_code == 400 and "surrogate" in refused.text
+        whole = await client.post(f"{url}/v1/{route}", content=body.replace("TEXT", r"\ud83d\ude00"))
+        assert whole.status_code == 200
 
 
 @pytest.mark.parametrize(("route", "body"), FORCED)
