@@ -42,7 +42,7 @@ BUDGET = {
     "sandbox": 4497,
     "serving": 937,
     "skills": 4024,
-    "store": 4180,
+    "store": 4194,
     "tools": 4468,
     "training": 9568,
     "web": 5011,

@@ -143,3 +143,32 @@ def test_a_question_with_half_a_surrogate_pair_is_listed_too(writer: Writer, db:
     with Reader(db) as reader:
         (summary,) = reader.summaries()
     assert summary.task.startswith("half a pair: \ufffd")
+
+
+REMINDER = "<system-reminder>\nAttribution for git:\n<b>Claude</b>\n</system-reminder>\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "task"),
+    [
+        ([REMINDER * 3 + "Fix the tests.", "And the docs."], "Fix the tests.\nAnd the docs."),
+        (["<environment_context>\n<cwd>/w</cwd>\n</environment_context>", "Fix it."], "Fix it."),
+        (
+            ["# AGENTS.md instructions for /w\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>", "Fix it."],
+            "Fix it.",
+        ),
+        (["Why is <b>this</b> red?"], "Why is <b>this</b> red?"),
+        ([REMINDER], REMINDER),
+        (["<unclosed> words"], "<unclosed> words"),
+    ],
+)
+def test_the_task_of_an_agents_session_is_in_its_users_words(
+    writer: Writer, db: Path, texts: list[str], task: str
+) -> None:
+    """Claude Code and Codex put reminders and the state of the machine before them."""
+    messages = [Message.user(text) for text in texts]
+    theirs = records.record(writer, messages, metadata={"agent": "claude-code"})
+    ours = records.record(writer, messages)
+    with Reader(db) as reader:
+        tasks = {row.id: row.task for row in reader.summaries()}
+    assert tasks == {theirs: task[:200], ours: texts[0][:200]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from hermes.store.query import JOINED, LATEST_RATING, LATEST_REWARD, TOTALS
 
 RUNNING = "running"
 _SNIPPET_CHARS = 160
+_TASK_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Summary:
     rating: float | None
     """The latest one, on the 1…5 scale."""
     task: str
-    """How the first user message begins."""
+    """How the first user message begins; of another agent's session, how the user's own words begin."""
     agent: str | None = None
     """Whose session it is, if it is not one of Hermes."""
 
@@ -63,17 +65,24 @@ class TaskPrompt(NamedTuple):
     """Its first user message; empty if it has none."""
 
 
+_BY_USER = """
+FROM steps s JOIN messages m ON m.id = s.message
+WHERE s.trajectory = t.seq AND NOT s.ephemeral AND m.role = 'user' ORDER BY s.idx
+"""
 SUMMARY = f"""
 SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, t.task_id, t.parent_id,
     t.relation, t.owner, t.metadata ->> '$.agent' AS agent, o.stop_reason, o.boundary, o.turns, o.tool_calls,
     o.tool_errors, o.input_tokens, o.cached_input_tokens, o.cache_write_tokens, o.output_tokens,
     o.reasoning_tokens, o.cost_usd,
     {LATEST_REWARD} AS reward, {LATEST_RATING} AS rating,
-    (SELECT CAST(substr(m.body ->> '$.content', 1, 200) AS BLOB)
-        FROM steps s JOIN messages m ON m.id = s.message
-        WHERE s.trajectory = t.seq AND NOT s.ephemeral AND m.role = 'user' ORDER BY s.idx LIMIT 1) AS task
+    CAST(iif(t.metadata ->> '$.agent' IS NULL,
+        (SELECT substr(m.body ->> '$.content', 1, {_TASK_CHARS}) {_BY_USER} LIMIT 1),
+        (SELECT group_concat(text, char(10)) FROM
+            (SELECT substr(m.body ->> '$.content', 1, 20000) AS text {_BY_USER} LIMIT 3))) AS BLOB) AS task
 {JOINED}
 """
+_INSERTED = re.compile(r"\s*(?:(?:# AGENTS\.md[^\n]*\s*)?<([A-Za-z][\w-]*)[^>]*>.*?</\1>\s*)+", re.DOTALL)
+"""What agents put before their user's words, in the same message or in messages of their own."""
 
 
 @decoding("a trajectory")
@@ -108,9 +117,14 @@ def decode_summary(row: sqlite3.Row, connection: sqlite3.Connection) -> Summary:
         cost_usd=totals["cost_usd"],
         reward=row["reward"],
         rating=row["rating"],
-        task=_text(row["task"] or b""),
+        task=_task(_text(row["task"] or b""), row["agent"]),
         agent=None if row["agent"] is None else str(row["agent"]),
     )
+
+
+def _task(text: str, agent: object) -> str:
+    inserted = None if agent is None else _INSERTED.match(text)
+    return (text if inserted is None else text[inserted.end() :] or text)[:_TASK_CHARS]
 
 
 def _text(data: bytes) -> str:
