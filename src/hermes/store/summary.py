@@ -81,7 +81,7 @@ SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, 
             (SELECT substr(m.body ->> '$.content', 1, 20000) AS text {_BY_USER} LIMIT 3))) AS BLOB) AS task
 {JOINED}
 """
-_INSERTED = re.compile(r"\s*(?:(?:# AGENTS\.md[^\n]*\s*)?<([A-Za-z][\w-]*)[^>]*>.*?</\1>\s*)+", re.DOTALL)
+_INSERTED = re.compile(r"\s*(?:(?:# AGENTS\.md[^\n]*+\s*+)?<([A-Za-z][\w-]*+)[^>]*+>.*?</\1>\s*)+", re.DOTALL)
 """What agents put before their user's words, in the same message or in messages of their own."""
 
 
