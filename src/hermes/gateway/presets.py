@@ -183,12 +183,19 @@ PRESETS = (
     Preset("aider", ("aider",), _litellm, _LITELLM_ALONE),
     Preset("mini-swe-agent", ("mini", "mini-swe-agent"), _litellm, _MINI_ALONE),
 )
+_GENERAL_ALONE = {**_LITELLM_ALONE, "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 _NO_PROXY = "127.0.0.1"
 
 
 def preset_of(program: str) -> Preset | None:
     name = Path(program).name
     return next((preset for preset in PRESETS if name in preset.programs), None)
+
+
+def alone_variables(program: str) -> Mapping[str, str]:
+    """Variables by which a program, or the library that it is made with, talks to its model only."""
+    preset = preset_of(program)
+    return preset.alone if preset else _GENERAL_ALONE
 
 
 def prepare(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from hermes.config.paths import db_path
 from hermes.core import Source, StopReason
 from hermes.core.sequence import MASKED
 from hermes.envs.failures import GroupDroppedError
+from hermes.envs.programs.launch import find_program
 from hermes.envs.programs.run import asks_on_terminal
 from hermes.errors import ConfigError, UsageError
 from hermes.store import Reader
 from hermes.training.data.batch import BatchConfig, prepare
 from tests.envs.programs.policy import AGENT, TURNS, Make, group_of, policy
-from tests.envs.token_source import TokenServer, Words
+from tests.envs.token_source import TokenServer, Words, said
 from tests.fakes.provider import FakeProvider, text
 
 SAMPLED_AT = 7
@@ -117,6 +120,81 @@ async def test_a_model_that_is_too_short_for_the_agent_is_named(make: Make, word
         env = make(server)
         env.max_token_len = 64
         await group_of(env)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            "import urllib.request\nurllib.request.urlopen('https://example.org')",
+            "URLError: .*; a rollout has no network but its model, at OPENAI_BASE_URL",
+        ),
+        (
+            "open(__file__ + '.db', 'w')",
+            r"PermissionError: .*agent.db'; a rollout can write to its workspace",
+        ),
+        ("import helper", "No module named 'helper'; a rollout sees the files that its command names"),
+        (
+            "import sys\ntry:\n    int('x')\nexcept ValueError:\n    import traceback\n"
+            "    traceback.print_exc()\nprint('telemetry: giving up', file=sys.stderr)\nsys.exit(1)",
+            "exit code 1: ValueError: invalid literal for int.*'x'$",
+        ),
+    ],
+)
+async def test_what_a_program_met_in_its_sandbox_is_named(
+    make: Make, words: Words, tmp_path: Path, lines: str, reason: str
+) -> None:
+    (tmp_path / "helper.py").write_text("")
+    program = tmp_path / "agent"
+    program.write_text(f"#!/usr/bin/env python3\n{lines}\n")
+    program.chmod(0o755)
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match=reason):
+        await group_of(make(server, "{prompt}", program, group_size=1))
+
+
+async def test_an_answer_that_was_cut_is_named_where_the_program_gave_up_on_it(
+    make: Make, words: Words
+) -> None:
+    ids = words.encode(TURNS[1])
+    sentence = rf"broke; its last answer was cut at the limit of {len(ids)} tokens"
+    with (
+        TokenServer(lambda *_: said(ids, "length")) as server,
+        pytest.raises(GroupDroppedError, match=sentence),
+    ):
+        await group_of(make(server, "--act late-crash {prompt}", group_size=1))
+
+
+async def test_a_script_has_the_interpreter_that_its_user_has(
+    make: Make, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "mine"
+    venv.create(place)
+    package = next(place.glob("lib/python*/site-packages")) / "framework.py"
+    package.write_text("")
+    monkeypatch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
+    program = tmp_path / "agent.py"
+    program.write_text(AGENT.read_text().replace("import argparse\n", "import argparse\nimport framework\n"))
+    program.chmod(0o755)
+    with policy(words, *TURNS) as server:
+        assert (await group_of(make(server, "{prompt}", program)))["scores"] == [1.0, 1.0]
+
+
+def test_a_program_in_the_bin_of_a_home_shows_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    program = tmp_path / "bin" / "agent"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert find_program(str(program)).shown_paths == (str(program.resolve()),)
+
+
+def test_an_agent_that_an_interpreter_runs_is_named_by_its_script(tmp_path: Path) -> None:
+    script = tmp_path / "solver.py"
+    script.write_text("")
+    assert find_program(f"python3 -X dev {script} {{prompt}}").agent == "solver.py"
+    assert find_program("python3 -m solver {prompt}").agent == "python3"
 
 
 async def test_a_program_reaches_nothing_but_its_model(make: Make, words: Words, home: Path) -> None:
@@ -240,6 +318,7 @@ async def test_calls_beyond_the_limit_are_refused_and_the_work_is_scored(make: M
     [
         ({"agent": ""}, "no agent is named"),
         ({"agent": "no-such-program {prompt}"}, "'no-such-program' is not on this machine"),
+        ({"agent": f"{Path(__file__)} {{prompt}}"}, "test_program.py' cannot be executed"),
         ({"agent": f"{AGENT} {{promt}}"}, "name in braces"),
         ({"agent": f"{AGENT} 'unfinished"}, "cannot be read"),
         ({"reward": "absent.sh"}, "'absent.sh' is no file"),

@@ -110,7 +110,7 @@ def check(task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> Non
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
     resolved = select_program(config, task.agent, task.prompts, task.reward, trained.model, task.train_model)
-    with waiting("starting the policy and the program"):
+    with waiting("the policy starts, then one rollout"):
         report = check_program(config, resolved)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))
     if not report["holds"]:

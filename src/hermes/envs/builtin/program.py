@@ -35,7 +35,7 @@ from hermes.envs.agent.rollout import RolloutContext, RolloutSpec, ScoredRollout
 from hermes.envs.agent.tool_context import ToolContext
 from hermes.envs.builtin.reward_function import RewardFunctionConfig, RewardFunctionEnv
 from hermes.envs.phase import current_phase
-from hermes.envs.programs.launch import Program, find_program
+from hermes.envs.programs.launch import Program, agent_name, find_program
 from hermes.envs.programs.record import ProgramSettings, RolloutFacts
 from hermes.envs.programs.run import ProgramHost, finished_program
 from hermes.envs.rewards.result import GraderError, RewardResult
@@ -93,7 +93,7 @@ class ProgramEnv(RewardFunctionEnv):
     @property
     def display_name(self) -> str:
         words = self.config.agent.split()
-        return Path(words[0]).name if words else "program"
+        return agent_name(words) if words else "program"
 
     async def setup(self) -> None:
         """ConfigError: the program, its tasks or its reward cannot be used."""

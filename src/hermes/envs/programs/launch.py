@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -9,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes.errors import ConfigError
-from hermes.gateway.presets import LOCAL_KEY, Launch, Target, prepare, preset_of
+from hermes.gateway.presets import LOCAL_KEY, Launch, Target, alone_variables, prepare, preset_of
 
 FIELDS = ("prompt", "prompt_file", "workspace", "base_url", "model", "key")
 """Names that a command may have in braces."""
 _ALWAYS_VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+_INTERPRETER = re.compile(r"(python|node|bun|deno|ruby|perl|bash|zsh|sh)[\d.]*")
+_SHEBANG_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,16 @@ class Program:
     @property
     def agent(self) -> str:
         """The name that its trajectories have."""
-        preset = preset_of(self.words[0])
-        return preset.agent if preset else Path(self.words[0]).name
+        return agent_name(self.words)
+
+
+def agent_name(words: Sequence[str]) -> str:
+    """The name of the agent that a command starts; a script's, where an interpreter runs one."""
+    if preset := preset_of(words[0]):
+        return preset.agent
+    name = Path(words[0]).name
+    scripts = words[1:] if _INTERPRETER.fullmatch(name) else ()
+    return next((Path(word).name for word in scripts if "{" not in word and Path(word).is_file()), name)
 
 
 def find_program(command: str, extra: Sequence[str] = ()) -> Program:
@@ -52,12 +64,19 @@ def find_program(command: str, extra: Sequence[str] = ()) -> Program:
         raise ConfigError("no agent is named.", 'Name the command: --env.agent "claude -p {prompt}"')
     _check_fields(command, words)
     program_path = shutil.which(words[0])
+    if program_path is None and Path(words[0]).is_file():
+        raise ConfigError(
+            f"the agent's program '{words[0]}' cannot be executed.",
+            "chmod +x, or name its interpreter first.",
+        )
     if program_path is None:
         raise ConfigError(
             f"the agent's program '{words[0]}' is not on this machine.", "Install it, or give its path."
         )
     program = Path(program_path).absolute()
-    needed_paths = [*_needed_by(program), *(str(Path(path).expanduser().resolve()) for path in extra)]
+    programs = [program, *_interpreter(program)]
+    needed_paths = [path for needing in programs for path in _needed_by(needing)]
+    needed_paths += (str(Path(path).expanduser().resolve()) for path in extra)
     rest = []
     for word in words[1:]:
         path = Path(word).expanduser()
@@ -66,8 +85,21 @@ def find_program(command: str, extra: Sequence[str] = ()) -> Program:
             word = str(path.resolve())
         rest.append(word)
     visible = dict.fromkeys(path for path in needed_paths if not _is_visible(Path(path)))
-    folders = [str(program.parent)] if not _is_visible(program) else []
+    folders = dict.fromkeys(str(path.parent) for path in programs if not _is_visible(path))
     return Program((str(program), *rest), tuple(visible), tuple(folders))
+
+
+def _interpreter(script: Path) -> list[Path]:
+    """The program that a script's first line names; `env NAME` is the one on the user's own PATH."""
+    if not os.access(script, os.R_OK):
+        return []
+    with script.open("rb") as file:
+        line = file.readline(_SHEBANG_BYTES).decode("utf-8", "replace")
+    words = line.removeprefix("#!").split() if line.startswith("#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    interpreter = shutil.which(words[0]) if words else None
+    return [Path(interpreter).absolute()] if interpreter else []
 
 
 def _check_fields(command: str, words: Sequence[str]) -> None:
@@ -93,7 +125,10 @@ def _needed_by(program: Path) -> list[str]:
     needed = [str(real)]
     for path in (program, real):
         installation = path.parent.parent
-        if path.parent.name == "bin" and not _is_visible(path) and installation != Path(installation.anchor):
+        is_whole = Path.home().is_relative_to(
+            installation
+        )  # ~/bin: the home directory, or all of the machine
+        if path.parent.name == "bin" and not _is_visible(path) and not is_whole:
             needed.append(str(installation))
         marker = installation / "pyvenv.cfg"
         if marker.is_file():
@@ -152,7 +187,7 @@ def launch(program: Program, prompt: str, model: str, context_tokens: int | None
         "XDG_CONFIG_HOME": f"{run_place.home}/.config",
         "HERMES_MODEL": model,
         "HERMES_BASE_URL": run_place.url,
-        **(preset.alone if (preset := preset_of(program.words[0])) else {}),
+        **alone_variables(program.words[0]),
     }
     outside, inside = str(run_place.scratch), run_place.scratch_inside
     return Launch(

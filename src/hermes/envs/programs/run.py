@@ -57,6 +57,23 @@ _NO_TERMINAL = re.compile(
 )
 """The last words of programs that need a person."""
 _QUESTION_ENDS = ("?", ":", ">", ")", "]")
+_TRACEBACK = "Traceback (most recent call last):"
+_SANDBOX_LIMITS = (
+    (
+        r"APIConnectionError|ConnectError|name resolution|getaddrinfo|resolve host|\bENOTFOUND|EAI_AGAIN"
+        r"|network is unreachable|fetch failed",
+        "a rollout has no network but its model, at OPENAI_BASE_URL, ANTHROPIC_BASE_URL or HERMES_BASE_URL",
+    ),
+    (
+        r"read-only file system|\bEROFS|permission denied|\bEACCES",
+        "a rollout can write to its workspace, its home directory and /tmp only",
+    ),
+    (
+        r"no module named|cannot find module|no such file or directory|\bENOENT",
+        "a rollout sees the files that its command names, and those of env.agent_paths",
+    ),
+)
+"""Last words of programs that met a limit of their sandbox, and the limit."""
 
 
 @dataclass
@@ -126,7 +143,7 @@ async def finished_program(
         ended = await _run(sandbox, f"{host.gateway.url}{path}", path, spec, host, settings, rollout)
         await sandbox.kill_all()
         await rollout.settled()
-        fault = _fault(ended, settings)
+        fault = _fault(ended, settings, isolated=sandbox.isolated)
         if isinstance(fault, GroupDroppedError) and (path := await _large_file(sandbox, ended)):
             fault = GroupDroppedError("disk", f"the program filled the disk: {path} has more than 4 GB")
         recording = await asyncio.to_thread(journal.rotate, group)
@@ -240,7 +257,7 @@ async def _large_file(sandbox: Sandbox, ended: EndedProgram) -> str:
     return (await sandbox.run(_LARGE_FILE)).output.strip()
 
 
-def _fault(ended: EndedProgram, settings: ProgramSettings) -> HermesError | None:
+def _fault(ended: EndedProgram, settings: ProgramSettings, *, isolated: bool) -> HermesError | None:
     """Why the rollout has no reward, through no fault of the policy; None: it has one."""
     command, failure = ended.result, ended.rollout.failure
     called = any(not call.other_model for call in ended.rollout.calls)
@@ -251,10 +268,15 @@ def _fault(ended: EndedProgram, settings: ProgramSettings) -> HermesError | None
             "timeout", f"the program ran for {settings.timeout_s:g} s and was ended{waits}"
         )
     if isinstance(failure, ContextOverflowError) and (not called or command.exit_code != 0):
-        return GroupDroppedError("context length", f"the program's prompt is too long: {failure.message}")
+        fewer = "train a model with a longer context, or give the program fewer tools and instructions"
+        return GroupDroppedError(
+            "context length", f"the program's prompt is too long: {failure.message} {fewer.capitalize()}."
+        )
     if failure is not None and not isinstance(failure, ContextOverflowError | UsageError):
         return failure
-    end = f"the program ended with exit code {command.exit_code}: {_last_line(command)}"
+    end = f"the program ended with exit code {command.exit_code}: {_last_words(command)}"
+    if command.exit_code != 0:
+        end += _explanation(ended, isolated=isolated)
     if not called and failure is None and asks:
         return GroupDroppedError(
             "program", f"the program asked something on a terminal, which a rollout does not have; {end}"
@@ -280,6 +302,26 @@ def asks_on_terminal(output: str) -> bool:
     last = output.rstrip().rpartition("\n")[2]
     waits = not output.endswith("\n") and last.endswith(_QUESTION_ENDS)
     return waits or _NO_TERMINAL.search(last) is not None
+
+
+def _explanation(ended: EndedProgram, *, isolated: bool) -> str:
+    """Names a limit that a failed program probably met; empty: none that is known here."""
+    calls = [call.reply.call for call in ended.rollout.calls if not call.other_model]
+    if calls and calls[-1].finish_reason == "length":
+        trace = calls[-1].tokens
+        limit = f" of {len(trace.sampled_ids):,} tokens" if trace else ""
+        return f"; its last answer was cut at the limit{limit} (env.agent_crash=score keeps such rollouts)"
+    words = _last_words(ended.result)
+    limits = (limit for pattern, limit in _SANDBOX_LIMITS if re.search(pattern, words, re.IGNORECASE))
+    limit = next(limits, "") if isolated else ""
+    return f"; {limit}" if limit else ""
+
+
+def _last_words(command: CommandResult) -> str:
+    """The last line that a program printed; that of its exception, where others follow a traceback."""
+    _, traceback, rest = command.output.rpartition(_TRACEBACK)
+    exceptions = [line for line in rest.splitlines() if line and not line[0].isspace()] if traceback else []
+    return exceptions[0].strip()[-300:] if exceptions else _last_line(command)
 
 
 def _last_line(command: CommandResult) -> str:
