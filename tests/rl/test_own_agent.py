@@ -68,6 +68,19 @@ def test_a_program_that_fails_is_named_after_one_rollout(home_with: MakeHome, fo
     )
 
 
+def test_a_file_that_a_program_misses_is_shown_to_it(home_with: MakeHome, folder: Path) -> None:
+    home = home_with(max_token_length=16)
+    (folder / "helper.py").write_text("")
+    script = folder / "mine.py"
+    script.write_text("#!/usr/bin/env python3\nimport helper\n" + AGENT.read_text().partition("\n")[2])
+    script.chmod(0o755)
+    words = ("rl", "check", "--agent", "./mine.py --plain {prompt}", *WORDS[2:])
+    refused = failure(hermes(home, *words, cwd=folder), 1)[0]
+    assert refused.endswith("a rollout sees the files that its command names, and those of env.agent_paths")
+    shown = f'env.agent_paths=["{folder}/helper.py"]'
+    assert answer(home, *words, "--set", shown, cwd=folder)["agent"] == "mine.py"
+
+
 def test_preflight_shows_three_rollouts_of_a_program(home_with: MakeHome, folder: Path) -> None:
     home = home_with(max_token_length=16)
     program = answer(home, "rl", "preflight", *WORDS, cwd=folder)["program"]

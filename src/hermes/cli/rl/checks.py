@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -89,11 +89,54 @@ class TrainedModelOptions(Options):
     model: str | None = option(None, "Base model to train.", former=("--base-model",), metavar="MODEL")
 
 
+class EditOptions(Options):
+    """Fields of the environment or the trainer."""
+
+    edits: tuple[str, ...] = option(
+        (), "Set a field for this run only; repeatable.", "--set", metavar="FIELD=VALUE"
+    )
+
+
+def may_set(field: str, unlock: bool) -> bool:
+    """Locks are for the agent; but a base model outside the settings' list needs --unlock of a person too."""
+    return unlock or field.rpartition(".")[2] != "base_model"
+
+
+def parse_value(text: str) -> Any:
+    """A list, an object, null or a boolean in YAML; anything else stays text for the field to parse."""
+    from hermes.config.yaml_file import parse_scalar
+
+    if text[:1] in ("[", "{") or text in ("null", "true", "false"):
+        return parse_scalar(text, "value")
+    return text
+
+
+def assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
+    from hermes.errors import UsageError
+
+    pairs = []
+    for assignment in edits:
+        field, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment} has no value", "write --set FIELD=VALUE")
+        pairs.append((field, parse_value(value)))
+    return pairs
+
+
+def edited(config: Config, resolved: Resolved, edits: tuple[str, ...], *, unlock: bool) -> Resolved:
+    """The selection with these fields of `--set`; nothing is saved."""
+    from hermes.rl.config.resolve import with_edit
+
+    for field, value in assignments(edits):
+        resolved = with_edit(config, resolved.selection, field, value, unlock=may_set(field, unlock))
+    return resolved
+
+
 @click.command()
-@model_options(TaskOptions, TrainedModelOptions)
+@model_options(EditOptions, TaskOptions, TrainedModelOptions)
 @json_option
 @stored_variables
-def check(task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> None:
+def check(changes: EditOptions, task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> None:
     """Run one rollout of a program and prove what would be trained.
 
     \b
@@ -110,6 +153,7 @@ def check(task: TaskOptions, trained: TrainedModelOptions, as_json: bool) -> Non
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     config = load()
     resolved = select_program(config, task.agent, task.prompts, task.reward, trained.model, task.train_model)
+    resolved = edited(config, resolved, changes.edits, unlock=False)
     with waiting("the policy starts, then one rollout"):
         report = check_program(config, resolved)
     click.echo(json.dumps(report, indent=2, ensure_ascii=False) if as_json else program_text(report))
@@ -126,13 +170,13 @@ def test(options: PreflightOptions, as_json: bool) -> None:
     _test_models(options, as_json)
 
 
-def _test_models(options: PreflightOptions, as_json: bool) -> None:
+def _test_models(options: PreflightOptions, as_json: bool, edits: tuple[str, ...] = ()) -> None:
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
     from hermes.rl.checks.inference_test import run_inference_test
 
     config = load()
-    resolved = _selected(config, options.environment)
+    resolved = edited(config, _selected(config, options.environment), edits, unlock=False)
     with waiting("sampling from the models"):
         report = run_inference_test(config, resolved, options.models, options.groups, options.group_size)
     if as_json:
@@ -146,10 +190,10 @@ def _test_models(options: PreflightOptions, as_json: bool) -> None:
 
 
 @click.command()
-@model_options(PreflightOptions, TaskOptions)
+@model_options(PreflightOptions, EditOptions, TaskOptions)
 @json_option
 @stored_variables
-def preflight(options: PreflightOptions, task: TaskOptions, as_json: bool) -> None:
+def preflight(options: PreflightOptions, changes: EditOptions, task: TaskOptions, as_json: bool) -> None:
     """Sample for a minute and predict whether a run will learn.
 
     With --model it tells whether other models solve the environment's tasks. With --agent it runs three
@@ -161,7 +205,7 @@ def preflight(options: PreflightOptions, task: TaskOptions, as_json: bool) -> No
       --prompts tasks.jsonl --reward run-tests.sh
     """
     if options.models:
-        _test_models(options, as_json)
+        _test_models(options, as_json, changes.edits)
         return
     import signal
 
@@ -178,6 +222,7 @@ def preflight(options: PreflightOptions, task: TaskOptions, as_json: bool) -> No
         )
     else:
         resolved = _selected(config, options.environment)
+    resolved = edited(config, resolved, changes.edits, unlock=False)
     groups, seconds = (
         getattr(options, name) if name in options.model_fields_set else None for name in ("groups", "seconds")
     )

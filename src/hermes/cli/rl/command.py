@@ -17,12 +17,17 @@ from hermes.cli.model_options import model_options
 from hermes.cli.options import WholeSummaries, json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import (
+    EditOptions,
     TaskOptions,
     TrainedModelOptions,
     alerts,
+    assignments,
     check,
     check_signal,
     doctor,
+    edited,
+    may_set,
+    parse_value,
     preflight,
     print_differences,
     test,
@@ -119,22 +124,8 @@ def config(
     elif value is None:
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
-        resolved = edit(settings, field, _parse_value(value), unlock=_may_set(field, unlock))
+        resolved = edit(settings, field, parse_value(value), unlock=may_set(field, unlock))
     click.echo(fields_text(resolved, as_json))
-
-
-def _may_set(field: str, unlock: bool) -> bool:
-    """Locks are for the agent; but a base model outside the settings' list needs --unlock of a person too."""
-    return unlock or field.rpartition(".")[2] != "base_model"
-
-
-def _parse_value(text: str) -> Any:
-    """A list, an object, null or a boolean in YAML; anything else stays text for the field to parse."""
-    from hermes.config.yaml_file import parse_scalar
-
-    if text[:1] in ("[", "{") or text in ("null", "true", "false"):
-        return parse_scalar(text, "value")
-    return text
 
 
 class StartOptions(Options):
@@ -150,9 +141,6 @@ class StartOptions(Options):
     config_file: Path | None = option(
         None, "YAML file with the sections env, openai and tinker.", "--config", path="file"
     )
-    edits: tuple[str, ...] = option(
-        (), "Set a field for this run only; repeatable.", "--set", metavar="FIELD=VALUE"
-    )
     unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
     service: str | None = option(
         None, "Tinker service that trains, instead of an engine on this machine.", metavar="URL|managed"
@@ -164,7 +152,7 @@ class StartOptions(Options):
 
 
 @rl.command()
-@model_options(StartOptions, TaskOptions, TrainedModelOptions)
+@model_options(StartOptions, EditOptions, TaskOptions, TrainedModelOptions)
 @click.option(
     "--preflight/--no-preflight",
     default=None,
@@ -173,6 +161,7 @@ class StartOptions(Options):
 @json_option
 def start(
     options: StartOptions,
+    changes: EditOptions,
     task: TaskOptions,
     trained: TrainedModelOptions,
     preflight: bool | None,
@@ -200,9 +189,9 @@ def start(
         select_reward_function(settings, environment, task.prompts, task.reward, task.agent, task.train_model)
         environment = None
     several = len(names) > 1
-    edits = () if several else options.edits
+    edits = () if several else changes.edits
     resolved = _resolve_selected(settings, environment, options, edits, trained.model)
-    mixed = resolve_mixture(settings, names, resolved, _assignments(options.edits)) if several else []
+    mixed = resolve_mixture(settings, names, resolved, assignments(changes.edits)) if several else []
     resolved = mixed[0].resolved if mixed else resolved
     if preflight or (preflight is None and has_person() and not as_json):
         for checked in [entry.resolved for entry in mixed] or [resolved]:
@@ -236,24 +225,10 @@ def _resolve_selected(
     if (toolsets := options.toolsets) is not None:
         names = [] if toolsets == "none" else [name.strip() for name in toolsets.split(",")]
         resolved = with_edit(settings, resolved.selection, "env.enabled_toolsets", names, unlock=True)
-    for field, value in _assignments(edits):
-        may_set = _may_set(field, options.unlock)
-        resolved = with_edit(settings, resolved.selection, field, value, unlock=may_set)
+    resolved = edited(settings, resolved, edits, unlock=options.unlock)
     if model is not None:  # who types the name of a model allows it
         resolved = with_edit(settings, resolved.selection, BASE_MODEL, model, unlock=True)
     return resolved
-
-
-def _assignments(edits: tuple[str, ...]) -> list[tuple[str, Any]]:
-    from hermes.errors import UsageError
-
-    pairs = []
-    for assignment in edits:
-        field, equals, value = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"--set {assignment} has no value", "write --set FIELD=VALUE")
-        pairs.append((field, _parse_value(value)))
-    return pairs
 
 
 @rl.command()
@@ -274,7 +249,7 @@ def resume(run_id: str | None, edits: tuple[str, ...], as_json: bool) -> None:
 
     settings = _config()
     run = find_run(settings.home, run_id)
-    step = resume_run(settings, run, dict(_assignments(edits)))
+    step = resume_run(settings, run, dict(assignments(edits)))
     if as_json:
         _print({"run_id": run.run_id, "status": run.status().state.value, "from_step": step})
     else:
