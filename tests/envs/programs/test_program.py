@@ -164,6 +164,17 @@ async def test_an_answer_that_was_cut_is_named_where_the_program_gave_up_on_it(
         await group_of(make(server, "--act late-crash {prompt}", group_size=1))
 
 
+async def test_a_program_that_forces_every_answer_is_told_so(
+    make: Make, words: Words, tmp_path: Path
+) -> None:
+    program = tmp_path / "forcing.py"
+    program.write_text(AGENT.read_text().replace('"temperature": 0.0', '"tool_choice": "required"'))
+    program.chmod(0o755)
+    sentence = r"cannot be trained on: its model calls force their answers \(tool_choice\)"
+    with policy(words, *TURNS) as server, pytest.raises(GroupDroppedError, match=sentence):
+        await group_of(make(server, "{prompt}", program, group_size=1))
+
+
 async def test_a_script_has_the_interpreter_that_its_user_has(
     make: Make, words: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,8 @@ def write_rollout(
     trained = trained_calls(rollout.calls, settings.train_side)
     exactness = build_sequences(call.reply.call for call in trained)
     exactness = replace(exactness, dropped_tokens=_dropped_tokens(rollout.calls, trained))
+    if not trained and (names := sorted({name for call in rollout.calls for name in call.not_honoured})):
+        exactness = replace(exactness, inexact=f"its model calls force their answers ({', '.join(names)})")
     main = min(range(len(written)), key=lambda index: _distance_from_task(written[index]))
     for index, record in enumerate(written):
         trajectory = record.trajectory
