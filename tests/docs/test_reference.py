@@ -22,6 +22,7 @@ SOURCE = ROOT / "src/hermes"
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if "skills/library" not in str(path)]
 _OURS = re.compile(r"(HERMES|TINKER|WANDB|HF|RL|OPENAI|OPENROUTER|BRAVE|TAVILY)_[A-Z_]+")
 _NOT_FOR_USERS = {
+    "OPENAI_AGENTS_DISABLE_TRACING",  # set for programs in rollouts
     "HERMES_BASE_URL",  # what a program in the training loop gets (howto/own-agent.md)
     "HERMES_MODEL",
     "ATROPOS_PROXY_URL",  # refused
