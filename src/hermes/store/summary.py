@@ -82,7 +82,7 @@ SELECT t.seq, t.id, t.source, t.model, t.created_at_ms, t.session_id, t.run_id, 
 {JOINED}
 """
 _INSERTED = re.compile(r"\s*(?:(?:# AGENTS\.md[^\n]*+\s*+)?<([A-Za-z][\w-]*+)[^>]*+>.*?</\1>\s*)+", re.DOTALL)
-"""What agents put before their user's words, in the same message or in messages of their own."""
+"""The text that agents put before their user's words, in the same message or in messages of their own."""
 
 
 @decoding("a trajectory")
