@@ -111,9 +111,12 @@ def exported(folder: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = {"rows": 5000, "kills": 60, "calls": 4, "parallel": 1, "concurrency": 4, "seed": 36}
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rows", type=int, default=5000)
+    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--calls", type=int, default=4)
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=36)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     needed = options.rows * options.calls

@@ -19,12 +19,12 @@ ENVIRONMENT = "calculator"
 TOOLSETS = ("math",)
 _EXAMPLE_MESSAGES = 2 * 4
 """Question, call, result and answer."""
-_START_S = 40.0
+_START_S = 45.0
 """Starting the processes of all stages."""
-_SAMPLED = Cost(0.0, 0.19)
+_SAMPLED = Cost(0.0, 0.23)
 """One rollout that is only sampled: evaluation and generation."""
-_SFT_ROW = Cost(0.0, 0.22)
-_GRPO_ROLLOUT = Cost(0.0, 0.32)
+_SFT_ROW = Cost(0.0, 0.38)
+_GRPO_ROLLOUT = Cost(0.0, 0.53)
 """One rollout that is trained on, with its share of the step's proof of training."""
 
 
