@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,25 @@ async def test_a_script_has_the_interpreter_that_its_user_has(
     program.chmod(0o755)
     with policy(words, *TURNS) as server:
         assert (await group_of(make(server, "{prompt}", program)))["scores"] == [1.0, 1.0]
+
+
+def test_the_interpreter_behind_a_version_managers_script_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pyenv and asdf have them: a rollout does not see the manager's files."""
+    for name in ("python", "python3"):
+        shim = tmp_path / "shims" / name
+        shim.parent.mkdir(exist_ok=True)
+        shim.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/shims:/usr/bin:/bin")
+    program = tmp_path / "agent.py"
+    program.write_text("#!/usr/bin/env python3\n")
+    program.chmod(0o755)
+    script = find_program(str(program))
+    assert str(Path(sys.executable).parent) in script.path
+    assert not any("shims" in path for path in (*script.shown_paths, *script.path))
+    assert find_program("python -m solver").words[0] == sys.executable
 
 
 def test_a_program_in_the_bin_of_a_home_shows_no_home(

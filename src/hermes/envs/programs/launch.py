@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ FIELDS = ("prompt", "prompt_file", "workspace", "base_url", "model", "key")
 _ALWAYS_VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 _INTERPRETER = re.compile(r"(python|node|bun|deno|ruby|perl|bash|zsh|sh)[\d.]*")
 _SHEBANG_BYTES = 256
+_WHICH_INTERPRETER = {
+    "python": ("-c", "import sys; print(sys.executable)"),
+    "node": ("-p", "process.execPath"),
+}
+_PATIENCE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ def find_program(command: str, extra: Sequence[str] = ()) -> Program:
         raise ConfigError(
             f"the agent's program '{words[0]}' is not on this machine.", "Install it, or give its path."
         )
-    program = Path(program_path).absolute()
+    program = _behind_shim(Path(program_path).absolute())
     programs = [program, *_interpreter(program)]
     needed_paths = [path for needing in programs for path in _needed_by(needing)]
     needed_paths += (str(Path(path).expanduser().resolve()) for path in extra)
@@ -99,7 +105,29 @@ def _interpreter(script: Path) -> list[Path]:
     if words and Path(words[0]).name == "env":
         words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
     interpreter = shutil.which(words[0]) if words else None
-    return [Path(interpreter).absolute()] if interpreter else []
+    return [_behind_shim(Path(interpreter).absolute())] if interpreter else []
+
+
+def _behind_shim(program: Path) -> Path:
+    """The interpreter that a version manager's script (pyenv, nodenv, asdf) starts: the script needs the
+    manager's files and settings, which a rollout does not see."""
+    kind = re.fullmatch(r"(python|node)[\d.]*", program.name)
+    if kind is None or not _is_script(program):
+        return program
+    question = [str(program), *_WHICH_INTERPRETER[kind[1]]]
+    try:
+        answer = subprocess.run(question, capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return program  # the rollout says what is missing
+    interpreter = Path(answer.stdout.strip())
+    return interpreter if interpreter.is_file() else program
+
+
+def _is_script(program: Path) -> bool:
+    if not os.access(program, os.R_OK):
+        return False
+    with program.open("rb") as file:
+        return file.read(2) == b"#!"
 
 
 def _check_fields(command: str, words: Sequence[str]) -> None:
@@ -125,9 +153,7 @@ def _needed_by(program: Path) -> list[str]:
     needed = [str(real)]
     for path in (program, real):
         installation = path.parent.parent
-        is_whole = Path.home().is_relative_to(
-            installation
-        )  # ~/bin: the home directory, or all of the machine
+        is_whole = Path.home().is_relative_to(installation)  # ~/bin: the home directory, or the machine
         if path.parent.name == "bin" and not _is_visible(path) and not is_whole:
             needed.append(str(installation))
         marker = installation / "pyvenv.cfg"
