@@ -39,7 +39,7 @@ BUDGET = {
     "rl": 9065,
     "rollouts": 3754,
     "safety": 2070,
-    "sandbox": 4497,
+    "sandbox": 4498,
     "serving": 937,
     "skills": 4024,
     "store": 4194,

@@ -227,7 +227,7 @@ if __name__ == "__main__":
     assert read_fields(home, "gsm8k")
     assert not _accepts("127.0.0.1:1", {})
     try:
-        _run_process(home / "no.py", home / "no.yaml", home / "out")
+        _run_process(home / "no.py", home / "no.yaml", home / "out", "run@step-0")
     except HermesError as error:
         assert "no.py" in error.message or "no.yaml" in error.message, error
     with open_workers(TokenizerSpec("none", ""), 1) as workers:

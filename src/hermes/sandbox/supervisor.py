@@ -203,18 +203,19 @@ class SandboxSupervisor:
             raise SandboxError("processes in the sandbox cannot be ended.")
 
     async def close(self) -> None:
-        """Ends everything and waits until it has ended."""
+        """Ends everything and waits until it has ended. Idempotent."""
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
         for process in tuple(self._running):
             process.kill_now()
         if self._running:
             await asyncio.wait([process.ended for process in self._running], timeout=_CLOSE_TIMEOUT_S)
-        if self._keeper_pid:
+        keeper_pid, self._keeper_pid = self._keeper_pid, 0
+        if keeper_pid:
             self._channel.setblocking(False)
             if await _receive(self._channel, 1, _CLOSE_TIMEOUT_S) is None:  # it sends nothing more, and ends
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._keeper_pid, signal.SIGKILL)
+                    os.kill(keeper_pid, signal.SIGKILL)
         self._channel.close()
         if self._holder is not None:
             await self._holder.close()
