@@ -24,7 +24,7 @@ _START_S = 45.0
 _SAMPLED = Cost(0.0, 0.23)
 """One rollout that is only sampled: evaluation and generation."""
 _SFT_ROW = Cost(0.0, 0.38)
-_GRPO_ROLLOUT = Cost(0.0, 0.53)
+_GRPO_ROLLOUT = Cost(0.0, 0.6)
 """One rollout that is trained on, with its share of the step's proof of training."""
 
 
