@@ -20,7 +20,7 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1178,
-    "batch": 5094,
+    "batch": 5098,
     "cli": 11081,
     "cluster": 229,
     "compat": 2853,
@@ -29,7 +29,7 @@ BUDGET = {
     "data": 11733,
     "disk": 471,
     "engine": 19688,
-    "envs": 17843,
+    "envs": 17830,
     "gateway": 4385,
     "hermes": 126,
     "models": 5304,

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from hermes.config.option import Options, option
+from pydantic import BeforeValidator
+
+from hermes.config.option import Options, option, split_words
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,35 +32,40 @@ class RunFolder(Options):
     output_dir: Path = option(Path("data"), "Where the folders of runs are.")
 
 
-class HarborFlags(Options):
-    """Where tasks of Harbor run; named as the settings of the environment `harbor`."""
+class HarborPlaceOptions(Options):
+    """Where tasks of Harbor run, for every command and for the environment `harbor`."""
 
     place: Literal["auto", "bubblewrap", "container"] = option(
-        "auto", "Where Harbor tasks run.", "--env.place"
+        "auto",
+        "Where Harbor tasks run; auto: bubblewrap if a task's Dockerfile allows that, else a container.",
+        "--env.place",
     )
     network: Literal["none", "task"] = option(
         "none", "Network of Harbor tasks; task: what each task asks for.", "--env.network"
     )
-    bases: tuple[str, ...] = option(
-        (),
-        "Base image that this machine's own system may stand in for; repeatable.",
+    bases: Annotated[list[str], BeforeValidator(split_words)] = option(
+        [],
+        "Base images that this machine's own system may stand in for.",
         "--env.bases",
-        metavar="PATTERN",
+        metavar="PATTERN,…",
     )
     wheels: str | None = option(
         None, "Folder of wheels that pip installs from inside Harbor tasks.", "--env.wheels", metavar="FOLDER"
     )
 
-    def harbor_flags(self) -> JSONObject:
-        return {
-            "place": self.place,
-            "network": self.network,
-            "bases": list(self.bases),
-            "wheels": self.wheels,
-        }
+    def place_values(self) -> JSONObject:
+        return self.model_dump(include=set(HarborPlaceOptions.model_fields))
 
 
-class BatchOptions(RunFolder, HarborFlags):
+class HarborTaskOptions(HarborPlaceOptions):
+    """The same with which of a folder's tasks are used."""
+
+    unsound: bool = option(
+        False, "Also use Harbor tasks that failed 'hermes env check harbor'.", "--env.unsound"
+    )
+
+
+class BatchOptions(RunFolder, HarborTaskOptions):
     dataset_file: str | None = option(
         None, "JSONL, JSON, CSV or Parquet file, or a hub dataset (name or name:split).", metavar="FILE"
     )
@@ -67,9 +74,6 @@ class BatchOptions(RunFolder, HarborFlags):
         "Folder of Harbor tasks, instead of a dataset; their own tests score them.",
         path="folder",
         metavar="FOLDER",
-    )
-    unsound: bool = option(
-        False, "Also use Harbor tasks that failed 'hermes env check harbor'.", "--env.unsound"
     )
     run_name: str | None = option(None, "Names the output folder; the same name continues the run.")
     model: str | None = option(
@@ -186,7 +190,7 @@ class BatchOptions(RunFolder, HarborFlags):
         """This opens and scores the rows; see batch.trial."""
         if self.harbor is None:
             return None
-        return {"kind": "harbor", **self.harbor_flags()}
+        return {"kind": "harbor", **self.place_values()}
 
     @property
     def uses_ray(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hermes.batch.options import HarborFlags
+from hermes.batch.options import HarborPlaceOptions
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--solutions", is_flag=True, help="Play each reference solution, and an agent that does nothing."
 )
 @click.option("--red-team", is_flag=True, help="Play agents that steal the reward too.")
-@model_options(HarborFlags)
+@model_options(HarborPlaceOptions)
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Trials at one time.")
 @click.option("--again", is_flag=True, help="Check tasks again that have not changed since their last check.")
 @json_option
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def check_harbor(
     ctx: click.Context,
     /,
-    options: HarborFlags,
+    options: HarborPlaceOptions,
     folder: Path,
     solutions: bool,
     red_team: bool,
@@ -55,9 +55,8 @@ def check_harbor(
     from hermes.envs.harbor.places import open_places, sweep_all
 
     config = load()
-    place_options = PlaceOptions.of(options.network, options.bases, options.wheels)
     task_folder = read_tasks(folder, config.environ)
-    places = open_places(config.home, config.settings.sandbox, place_options, options.place)
+    places = open_places(config.home, config.settings.sandbox, PlaceOptions.of(options), options.place)
     sweep_all(config.home, places)
     count, total = 0, len(task_folder.tasks)
 

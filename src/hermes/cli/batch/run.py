@@ -101,7 +101,7 @@ def read_tasks(options: BatchOptions, source: str) -> Dataset:
             raise UsageError(f"--harbor and {flag} exclude each other", hint)
     from hermes.envs.harbor.rows import read_rows
 
-    dataset = read_rows(options.harbor, load(), options.harbor_flags(), unsound=options.unsound)
+    dataset = read_rows(options.harbor, load(), options)
     return replace(dataset, rows=dataset.rows[: options.max_samples])
 
 

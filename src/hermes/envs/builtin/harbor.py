@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from hermes.batch.options import HarborTaskOptions
 from hermes.envs.agent.env import HermesAgentBaseEnv
 from hermes.envs.agent.grading import Range
 from hermes.envs.agent.result import AgentResult
@@ -48,24 +49,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class HarborConfig(ProgramConfig):
+class HarborConfig(ProgramConfig, HarborTaskOptions):
+    model_config = ConfigDict(frozen=False)
+
     dataset_path: str = Field(default="", description="A folder of Harbor tasks, or one task.")
-    place: Literal["auto", "bubblewrap", "container"] = Field(
-        default="auto",
-        description="Where tasks run; auto: bubblewrap if a task's Dockerfile allows that, else a container.",
-    )
-    network: Literal["none", "task"] = Field(
-        default="none", description="none: no network, whatever a task says; task: as each task says."
-    )
-    bases: list[str] = Field(
-        default=[], description="Base images (patterns) for which this machine's own system stands."
-    )
-    wheels: str | None = Field(
-        default=None, description="A folder of Python packages for builds and tests without a network."
-    )
-    unsound: bool = Field(
-        default=False, description="Also use tasks that failed the check of their solutions."
-    )
 
 
 class HarborEnv(ProgramEnv):
@@ -94,7 +81,7 @@ class HarborEnv(ProgramEnv):
             open_places,
             hermes.home,
             hermes.settings.sandbox,
-            PlaceOptions.of(config.network, config.bases, config.wheels),
+            PlaceOptions.of(config),
             config.place,
         )
         await asyncio.to_thread(sweep_all, hermes.home, self._places)

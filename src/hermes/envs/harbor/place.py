@@ -40,6 +40,7 @@ from hermes.sandbox.task_root import TaskRoot, copy_for_sandbox, give_to_sandbox
 from hermes.sandbox.workspace import Mount
 
 if TYPE_CHECKING:
+    from hermes.batch.options import HarborPlaceOptions
     from hermes.config.settings import SandboxSettings
     from hermes.sandbox.base import Sandbox
 
@@ -66,12 +67,12 @@ class PlaceOptions:
     """A folder of Python packages that pip installs from while an image is built and tests run."""
 
     @classmethod
-    def of(cls, network: Literal["none", "task"], bases: Sequence[str], wheels: str | None) -> PlaceOptions:
+    def of(cls, options: HarborPlaceOptions) -> PlaceOptions:
         """ConfigError: there is no folder `wheels`."""
-        folder = None if wheels is None else Path(wheels).expanduser().resolve()
+        folder = None if options.wheels is None else Path(options.wheels).expanduser().resolve()
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"there is no folder '{folder}'.", "Make it: pip download -d FOLDER PACKAGE …")
-        return cls(network, tuple(bases), folder)
+        return cls(options.network, tuple(options.bases), folder)
 
 
 class Place(Protocol):

@@ -6,11 +6,12 @@ changed since the run was started.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hermes.batch.options import HarborPlaceOptions, HarborTaskOptions
 from hermes.batch.tasks import BadRow, Dataset, TaskRow
 from hermes.core import JSONObject, content_hash
 from hermes.envs.harbor.check import usable_tasks
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
     from hermes.sandbox.base import Sandbox
 
 
-def read_rows(folder: Path, config: Config, flags: Mapping[str, Any], *, unsound: bool) -> Dataset:
+def read_rows(folder: Path, config: Config, options: HarborTaskOptions) -> Dataset:
     """The tasks of a folder that can be used here; the others are bad rows, by name.
 
     What killed trials have left is removed. ConfigError: no task can be used.
     """
-    places = _places(config, **flags)
+    places = _places(config, options)
     sweep_all(config.home, places)
-    verdicts_home = None if unsound else config.home
+    verdicts_home = None if options.unsound else config.home
     tasks, reasons = usable_tasks(read_tasks(folder, config.environ), places, verdicts_home)
     rows = [
         TaskRow(
@@ -49,20 +50,18 @@ def read_rows(folder: Path, config: Config, flags: Mapping[str, Any], *, unsound
     return Dataset(tuple(rows), tuple(bad), content_hash("\n".join(sorted(task.digest for task in tasks))))
 
 
-def _places(
-    config: Config, place: Any = "auto", network: Any = "none", bases: Sequence[str] = (), wheels: Any = None
-) -> ChosenPlaces:
-    return open_places(config.home, config.settings.sandbox, PlaceOptions.of(network, bases, wheels), place)
+def _places(config: Config, options: HarborPlaceOptions) -> ChosenPlaces:
+    return open_places(config.home, config.settings.sandbox, PlaceOptions.of(options), options.place)
 
 
 class HarborTrials:
-    """Opens a trial for each sample; the arguments are those of `hermes env check harbor`."""
+    """Opens a trial for each sample; `values` are those of `HarborPlaceOptions`."""
 
     name = "harbor"
 
-    def __init__(self, config: Config, **flags: Any) -> None:
+    def __init__(self, config: Config, **values: Any) -> None:
         self._config = config
-        self._places = _places(config, **flags)
+        self._places = _places(config, HarborPlaceOptions(**values))
 
     @asynccontextmanager
     async def open(self, row: TaskRow) -> AsyncIterator[RowTrial]:
