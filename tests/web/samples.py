@@ -63,6 +63,7 @@ def fill(home: Path, count: int = 60) -> list[str]:
                 model=("hermes/smollm2", "openai/gpt-5-mini")[number % 2],
                 run_id=f"batch-{number // 20}",
                 task_id=f"task-{number // 4}",
+                metadata={"split": ("train", "eval")[number % 2]} if number % 3 else {},
                 sample_index=number % 4,
                 outcome=limit if number % 5 == 0 else COMPLETED,
             )

@@ -143,7 +143,7 @@ CREATE INDEX contexts_by_message ON contexts (message);
 """
 
 
-def index_again(connection: sqlite3.Connection) -> None:
+def rebuild_search(connection: sqlite3.Connection) -> None:
     """Makes the full-text index anew from the stored messages."""
     connection.execute("INSERT INTO message_search (message_search) VALUES ('delete-all')")
     connection.create_function("index_text", 1, index_text, deterministic=True)
@@ -152,8 +152,8 @@ def index_again(connection: sqlite3.Connection) -> None:
 
 STEPS: tuple[str | Callable[[sqlite3.Connection], None], ...] = (
     *(_FOUNDATION, metrics.SCHEMA, facts.SCHEMA, events.SCHEMA, _REFERENCES),
-    index_again,  # scripts without spaces were long words, and arguments of calls had their escapes
-    index_again,  # results that are JSON had their escapes, and characters were not normalised
+    rebuild_search,  # scripts without spaces were long words, and arguments of calls had their escapes
+    rebuild_search,  # results that are JSON had their escapes, and characters were not normalised
 )
 
 

@@ -174,7 +174,7 @@ def _delete_messages(connection: sqlite3.Connection) -> int:
         _remove_entries(connection, connection.execute(f"SELECT id, body {doomed}").fetchall())
     connection.execute(f"DELETE {doomed}")
     if count > _MOST_SINGLY:
-        migrations.index_again(connection)
+        migrations.rebuild_search(connection)
     return count
 
 
