@@ -21,7 +21,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1178,
     "batch": 5098,
-    "cli": 11081,
+    "cli": 11095,
     "cluster": 229,
     "compat": 2853,
     "config": 2703,

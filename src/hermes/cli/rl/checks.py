@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from hermes.training.monitor.incidents.alerts import Alert
 
 
-class PreflightOptions(Options):
+class EnvironmentOptions(Options):
+    """The environment that is selected."""
+
     environment: str | None = option(None, "Environment, by name or file; it stays selected.", "--env")
+
+
+class UnlockOptions(Options):
+    """What settings lock."""
+
+    unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
+
+
+class PreflightOptions(EnvironmentOptions):
     groups: int = option(4, "Number of groups to sample.", "--num-steps", former=("--groups",), ge=1, le=64)
     seconds: int = option(
         60,

@@ -18,8 +18,10 @@ from hermes.cli.options import WholeSummaries, json_option
 from hermes.cli.rl.agent import agent
 from hermes.cli.rl.checks import (
     EditOptions,
+    EnvironmentOptions,
     TaskOptions,
     TrainedModelOptions,
+    UnlockOptions,
     alerts,
     assignments,
     check,
@@ -35,7 +37,7 @@ from hermes.cli.rl.checks import (
 from hermes.cli.rl.plan import plan
 from hermes.cli.rl.sweep import sweep
 from hermes.cli.rl.weights import serve, weights
-from hermes.config.option import Options, option
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -97,11 +99,15 @@ def _print(data: Any) -> None:
 @rl.command()
 @click.argument("field", required=False)
 @click.argument("value", required=False)
-@click.option("--env", "environment", help="Environment to show or change; it stays selected.")
-@click.option("--unlock", is_flag=True, help="Allow a base model that rl.model and rl.models do not name.")
+@model_options(EnvironmentOptions, UnlockOptions)
 @json_option
 def config(
-    field: str | None, value: str | None, environment: str | None, unlock: bool, as_json: bool
+    selected: EnvironmentOptions,
+    locks: UnlockOptions,
+    /,
+    field: str | None,
+    value: str | None,
+    as_json: bool,
 ) -> None:
     """Show the fields of the selected environment, or set one: FIELD VALUE.
 
@@ -117,18 +123,18 @@ def config(
     from hermes.rl.render import fields_text
 
     settings = _config()
-    if environment is not None:
-        choose(settings, environment)
+    if selected.environment is not None:
+        choose(settings, selected.environment)
     if field is None:
         resolved = resolve(settings, current_selection(settings.home))
     elif value is None:
         raise UsageError(f"no value for {field}", f"hermes rl config {field} VALUE")
     else:
-        resolved = edit(settings, field, parse_value(value), unlock=may_set(field, unlock))
+        resolved = edit(settings, field, parse_value(value), unlock=may_set(field, locks.unlock))
     click.echo(fields_text(resolved, as_json))
 
 
-class StartOptions(Options):
+class StartOptions(UnlockOptions):
     environments: tuple[str, ...] = option(
         (),
         "Environment to train on, by name or file. Repeat it for several; weights are shares of a batch.",
@@ -141,7 +147,6 @@ class StartOptions(Options):
     config_file: Path | None = option(
         None, "YAML file with the sections env, openai and tinker.", "--config", path="file"
     )
-    unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
     service: str | None = option(
         None, "Tinker service that trains, instead of an engine on this machine.", metavar="URL|managed"
     )

@@ -9,14 +9,14 @@ import click
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
-from hermes.config.option import Options, option
+from hermes.cli.rl.checks import EnvironmentOptions, UnlockOptions, may_set
+from hermes.config.option import option
 
 if TYPE_CHECKING:
     from hermes.core import JSONObject
 
 
-class SweepOptions(Options):
-    environment: str | None = option(None, "Environment, by name or file; it stays selected.", "--env")
+class SweepOptions(UnlockOptions, EnvironmentOptions):
     edits: tuple[str, ...] = option(
         (),
         "Values of a field: a run for each combination. One value holds for all runs; repeatable.",
@@ -36,7 +36,6 @@ class SweepOptions(Options):
         former=("--steps",),
         ge=1,
     )
-    unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
 
 
 @click.command()
@@ -74,8 +73,8 @@ def sweep(options: SweepOptions, as_json: bool) -> None:
     def resolve_point(point: Any) -> Resolved:
         resolved = base
         for field, value in point.items():
-            may_set = options.unlock or field.rpartition(".")[2] != "base_model"
-            resolved = with_edit(config, resolved.selection, field, value, unlock=may_set)
+            unlock = may_set(field, options.unlock)
+            resolved = with_edit(config, resolved.selection, field, value, unlock=unlock)
         return resolved
 
     with ProgressLines(to_stderr=as_json) as progress:
