@@ -24,7 +24,7 @@ class EnvironmentOptions(Options):
 
 
 class UnlockOptions(Options):
-    """What settings lock."""
+    """A person lifts the lock on base models."""
 
     unlock: bool = option(False, "Allow a base model that rl.model and rl.models do not name.")
 
