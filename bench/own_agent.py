@@ -130,9 +130,9 @@ def hermes(home: Path, *words: str) -> str:
 
 
 @contextmanager
-def engine(home: Path) -> Iterator[str]:
+def engine(home: Path, *options: str) -> Iterator[str]:
     """The address of an engine that serves the bundled model for the warm start and the run."""
-    command = [sys.executable, "-m", "hermes", "engine", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "hermes", "engine", "serve", "--port", "0", *options]
     environ = {**os.environ, "HERMES_HOME": str(home)}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
     try:

@@ -81,6 +81,19 @@ def test_the_clients_key_is_not_stored_where_a_tool_prints_it(
     assert "[REDACTED:CLIENT_KEY]" in trajectory.messages[0].content
 
 
+@pytest.mark.parametrize("key", ["x", "-", "local", "dummy", "not-needed"])
+def test_a_word_that_stands_for_a_key_is_no_secret(
+    config: Config, provider: ScriptedProvider, key: str
+) -> None:
+    """Agents of a local server send one, as their settings ask for a key; the conversation is kept as it is."""
+    text = f"an example: use the {key} file, please"
+    with gateway(config, provider.url) as recording:
+        url = f"{recording.url}/v1/chat/completions"
+        assert post(url, body_of("chat", text), authorization=f"Bearer {key}")[0] == 200
+    (trajectory,) = stored(config)
+    assert text in trajectory.messages[0].content
+
+
 def test_secrets_of_the_configuration_are_not_stored(
     config: Config, provider: ScriptedProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

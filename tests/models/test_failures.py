@@ -33,6 +33,17 @@ def test_a_refused_key_is_named_by_its_variable(status: int) -> None:
     assert "LAB_API_KEY" in error.hint
 
 
+@pytest.mark.parametrize("key", ["x", "local", "anything"])
+def test_a_word_that_stands_for_a_key_does_not_change_the_message(key: str) -> None:
+    endpoint = EndpointRef("http://127.0.0.1:9/v1", "lab/fake", None, key)
+    assert (
+        "an extra local file, or anything"
+        in from_status(500, {"message": "an extra local file, or anything"}, {}, endpoint).message
+    )
+    hidden = EndpointRef("http://127.0.0.1:9/v1", "lab/fake", None, "sk-0123456789")
+    assert "sk-0123" not in from_status(500, {"message": "sk-0123456789 failed"}, {}, hidden).message
+
+
 def test_an_endpoint_that_wants_a_key_it_was_not_given_says_where_to_name_one() -> None:
     assert "key_env" in from_status(401, None, {}, EndpointRef("http://x/v1", "x/y", None)).hint
 

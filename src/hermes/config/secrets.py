@@ -62,7 +62,9 @@ _DESCRIBING = frozenset(
     )
 )
 """Last words of names that describe a secret, or say where it is, without being one."""
-_ORDINARY_WORDS = frozenset({"disabled", "optional", "required", "undefined"})
+_ORDINARY_WORDS = frozenset(
+    {"anything", "disabled", "not-needed", "optional", "placeholder", "required", "undefined", "whatever"}
+)
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)([^/\s@]+)(?=@)")
 HIDDEN = "(hidden)"
 
@@ -102,7 +104,7 @@ def find(environ: Mapping[str, str], settings: Settings | None = None) -> dict[s
             secrets[name] = password
     if settings:
         secrets.update(_in_settings(settings))
-    return {name: value for name, value in secrets.items() if _can_be_secret(value)}
+    return {name: value for name, value in secrets.items() if can_be_secret(value)}
 
 
 def url_password(value: str) -> str | None:
@@ -139,7 +141,8 @@ def _in_settings(settings: Settings) -> dict[str, str]:
     return secrets
 
 
-def _can_be_secret(value: str) -> bool:
+def can_be_secret(value: str) -> bool:
+    """False for what stands in for a key at servers that need none: a short value, or an ordinary word."""
     return len(value) >= MIN_LENGTH and value.lower() not in _ORDINARY_WORDS and not _is_file(value)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from hermes.config.secrets import can_be_secret
 from hermes.core import JSON, JSONObject, new_id
 from hermes.core.clock import now_ms
 from hermes.core.texts import hashes
@@ -406,7 +407,7 @@ class Relay:
         )
         key = call.headers.get("x-api-key") or call.headers.get("authorization", "").rpartition(" ")[2]
         await asyncio.wrap_future(
-            self._journal.append(call.group.id, recorded, key if len(key) >= _SHORTEST_KEY else None)
+            self._journal.append(call.group.id, recorded, key if can_be_secret(key) else None)
         )
 
     async def _start(self, call: _Call, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -432,7 +433,6 @@ class Relay:
         await _respond(send, status, wire.error_body(protocol, status, message))
 
 
-_SHORTEST_KEY = 8
 _VERSIONED = frozenset((*wire.ROUTES, "models", "messages/count_tokens", "embeddings", "completions"))
 _SESSION_HEADERS = tuple(name.encode() for name in clients.SESSION_HEADERS)
 

@@ -119,7 +119,7 @@ async def test_bad_tasks_are_left_out_and_named(
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
-    tiny_tokenizer(path, 4096, words=["answer"])
+    tiny_tokenizer(path, 16384, words=["answer"])
     return path
 
 
@@ -142,6 +142,22 @@ async def test_a_program_does_a_task_and_is_trained(tmp_path: Path, tokenizer_fo
         finally:
             await env.close()
     assert group is not None and group["scores"] == [1.0, 1.0]
+    assert all(any(mask != -100 for mask in masks) for masks in group["masks"])
+
+
+async def test_our_agent_does_a_task_and_is_trained(tmp_path: Path, tokenizer_folder: Path) -> None:
+    folder = write_task(tmp_path / "t", test="echo 0.5 > /logs/verifier/reward.txt")
+    words = Words(load_tokenizer(str(tokenizer_folder)), "answer")
+    settings: dict[str, Any] = {"tokenizer_name": str(tokenizer_folder), "group_size": 2}
+    with policy(words, *TURNS) as server:
+        env = environment(folder, server.base_url, **settings)
+        try:
+            await env.setup()
+            group, _ = await env.collect_trajectories(await env.get_next_item())
+            await env.wandb_log({})
+        finally:
+            await env.close()
+    assert group is not None and group["scores"] == [0.5, 0.5]
     assert all(any(mask != -100 for mask in masks) for masks in group["masks"])
 
 

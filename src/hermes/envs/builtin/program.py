@@ -89,6 +89,7 @@ class ProgramEnv(RewardFunctionEnv):
     env_config_cls: ClassVar[Any] = ProgramConfig
     config: ProgramConfig
     _host: ProgramHost | None = None
+    """None: our own agent does the tasks, in an environment on this class."""
 
     @property
     def display_name(self) -> str:
@@ -149,7 +150,7 @@ class ProgramEnv(RewardFunctionEnv):
 
     def _log_rollouts(self, rollouts: Any) -> None:
         super()._log_rollouts(rollouts)
-        if current_phase() == "train":
+        if self._host is not None and current_phase() == "train":
             for rollout in rollouts:
                 self._count(rollout)
 
@@ -160,7 +161,7 @@ class ProgramEnv(RewardFunctionEnv):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         metrics = dict(wandb_metrics or {})
-        if self._counted:
+        if self._host is not None and self._counted:
             metrics |= {f"program/{name}": count / self._counted for name, count in self._counts.items()}
             self._counts.clear()
             self._counted = 0

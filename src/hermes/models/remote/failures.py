@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+from hermes.config.secrets import can_be_secret
 from hermes.core import JSON
 from hermes.errors import AuthError, ContextOverflowError, ProviderError
 from hermes.models.fields import as_object, as_text
@@ -58,7 +59,9 @@ class EndpointRef:
     """The key that the server was sent; some servers repeat it in their errors."""
 
     def hide_key(self, text: str) -> str:
-        return Redactor({self.key_env or "API_KEY": self.key}).text(text) if self.key else text
+        if self.key is None or not can_be_secret(self.key):
+            return text
+        return Redactor({self.key_env or "API_KEY": self.key}).text(text)
 
     @property
     def url(self) -> str:
