@@ -43,6 +43,8 @@ class EnvSection(_Section):
     use_wandb: bool = False
     rollout_server_url: str = ""
     data_dir_to_save_evals: str | None = None
+    texts: dict[str, str] | None = None
+    """Texts of the policy that the run trains; None: not an agent environment, or an older run."""
 
 
 class ServerSection(_Section):

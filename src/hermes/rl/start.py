@@ -30,6 +30,7 @@ from hermes.rl.run import RlRun, RunStatus, readable_runs
 from hermes.rl.run_config import RunConfig
 from hermes.rl.service import service_of
 from hermes.rl.supervise import ports
+from hermes.training.policy_registry import named_policy
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -77,6 +78,7 @@ def start(
         for name, env in data.env_sections().items():
             evals = run.folder / "evals" / ("" if env is data.env else name)
             env.data_dir_to_save_evals = env.data_dir_to_save_evals or str(evals)
+        _set_texts(config.home, data)
         data.tinker = data.tinker.model_copy(update=_start_weights(config.home, data))
         data.write(run.folder)
         run.write_status(RunStatus(started_at_ms=now_ms()))
@@ -180,6 +182,20 @@ def _run_section(config: Config, resolved: Resolved, run: RlRun) -> JSONObject:
         "cwd": str(Path.cwd()),
         "created_at_ms": now_ms(),
     }
+
+
+def _set_texts(home: Path, config: RunConfig) -> None:
+    """The texts of the policy that the run starts from, for every environment that has none of its own."""
+    policy = named_policy(home, config.tinker.start_from)
+    if policy is None or not policy.texts:
+        return
+    for name, env in config.env_sections().items():
+        if env.texts is None:
+            raise UsageError(
+                f"policy {policy.label} has texts, and the prompts of {name} are its own",
+                f"start from its weights alone: --set start_from={policy.weights or ''}",
+            )
+        env.texts = env.texts or dict(policy.texts)
 
 
 def _start_weights(home: Path, config: RunConfig) -> JSONObject:

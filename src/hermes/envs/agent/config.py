@@ -20,6 +20,11 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
     max_agent_turns: int = Field(default=30, ge=1, description="Most model calls of one rollout.")
     system_prompt: str | None = Field(default=None, description="System prompt; none: no system message.")
+    texts: dict[str, str] = Field(
+        default_factory=dict,
+        description="Texts of a policy by name (system_prompt, tool:NAME, …), around the model in every "
+        "rollout; a run that starts from a policy has the policy's.",
+    )
     agent_temperature: float = Field(default=1.0, ge=0, description="Sampling temperature in training.")
     terminal_backend: str = Field(
         default="local",

@@ -321,7 +321,7 @@ class HermesAgentBaseEnv(BaseEnv):
     def hermes_config(self) -> Config:
         """The user's configuration, overridden by this environment's settings."""
         if self._resources.config is None:
-            self._resources.config = load(self.config.overrides())
+            self._resources.config = replace(load(self.config.overrides()), texts=self.config.texts)
         return self._resources.config
 
     def rehearse(self, policy: RolloutPolicy, home: Path) -> None:

@@ -135,7 +135,7 @@ def promote(config: Config, name: str, base_model: str | None = None) -> PolicyR
     policies = registry.policies()
     if record.id != BASE_ID and record not in policies:
         equal_policies = [
-            policy for policy in policies if policy.weights == record.weights and not policy.texts
+            policy for policy in policies if (policy.weights, policy.texts) == (record.weights, record.texts)
         ]
         record = equal_policies[-1] if equal_policies else record
     check_servable(config, record)
@@ -156,7 +156,7 @@ def _new_record(config: Config, name: str, base_model: str | None, unknown: Usag
         named = name.startswith((SCHEME, RUN)) or "there is no run" not in error.message
         raise (error if named else unknown) from error
     base = base_model or source.base_model or f"hermes/{bundled.NAME}"
-    return PolicyRecord(
+    record = PolicyRecord(
         new_policy_id(),
         base,
         source.path,
@@ -167,6 +167,8 @@ def _new_record(config: Config, name: str, base_model: str | None, unknown: Usag
         created_at_ms=now_ms(),
         name=source.name,
     )
+    rl_run = _run_of(config, record)
+    return record if rl_run is None else replace(record, texts=dict(_of_run(rl_run).texts))
 
 
 def open_named(
@@ -299,7 +301,9 @@ def _of_run(run: RlRun) -> NamedPolicy:
     quantize = engine_options(config.tinker).quantize
     engine = ModelOptions(model=config.run.model, device=config.run.device, quantize=quantize)
     toolsets = None if config.run.toolsets is None else tuple(config.run.toolsets)
-    return NamedPolicy(run.run_id, engine, toolsets=toolsets, service_run=run if config.run.service else None)
+    service_run = run if config.run.service else None
+    texts = config.env.texts or {}
+    return NamedPolicy(run.run_id, engine, toolsets=toolsets, texts=texts, service_run=service_run)
 
 
 def _priced(name: str, policy: NamedPolicy) -> str:
