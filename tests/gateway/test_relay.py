@@ -85,7 +85,7 @@ def test_the_clients_key_is_not_stored_where_a_tool_prints_it(
 def test_a_word_that_stands_for_a_key_is_no_secret(
     config: Config, provider: ScriptedProvider, key: str
 ) -> None:
-    """Agents of a local server send one, as their settings ask for a key; the conversation is kept as it is."""
+    """Agents of a local server send one, as their settings ask for a key; the text is kept as it is."""
     text = f"an example: use the {key} file, please"
     with gateway(config, provider.url) as recording:
         url = f"{recording.url}/v1/chat/completions"
