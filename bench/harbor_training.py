@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,6 +27,8 @@ from hermes.core.stats import wilson
 from hermes.envs.tasks.jobs.kinds import FileIs, TerminalJob
 from hermes.rl.run import find_run, read_metrics
 
+STARTING = threading.Lock()
+"""Held while a run starts: runs of several homes choose their ports one after the other."""
 TASK_TOML = 'version = "1.0"\n[agent]\ntimeout_sec = 60.0\n[verifier]\ntimeout_sec = 60.0\n'
 TEST = """#!/bin/bash
 # 1 if every file has the expected lines; white space at their ends does not count.
@@ -135,7 +138,8 @@ def _run_seed(seed: int, options: argparse.Namespace, home: Path, service: str) 
     }
     sets = [word for name, value in edits.items() for word in ("--set", f"{name}={value}")]
     command = ("rl", "start", "--env", "harbor", "--service", service, "--no-preflight", "--json", *sets)
-    run = find_run(home, json.loads(hermes(home, *command))["run_id"])
+    with STARTING:
+        run = find_run(home, json.loads(hermes(home, *command))["run_id"])
     while not run.status().state.ended:
         time.sleep(1)
     lap("run")
