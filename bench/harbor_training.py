@@ -25,6 +25,7 @@ from own_agent import HELD_OUT_SHARE, SHOWN_TASKS, Solver, draw_jobs, engine, he
 
 from hermes.core.stats import wilson
 from hermes.envs.tasks.jobs.kinds import FileIs, TerminalJob
+from hermes.rl.results import evaluations
 from hermes.rl.run import find_run, read_metrics
 
 STARTING = threading.Lock()
@@ -143,13 +144,12 @@ def _run_seed(seed: int, options: argparse.Namespace, home: Path, service: str) 
     while not run.status().state.ended:
         time.sleep(1)
     lap("run")
-    rows = list(read_metrics(run.metrics_path))
     held_out = []
-    for row in rows:
-        if "eval/success_rate" in row:
-            tried = round(row["eval/samples"])
-            share = wilson(round(row["eval/success_rate"] * tried), tried)
-            held_out.append({"step": int(row["step"]), **asdict(share)})
+    for row in evaluations(run):
+        tried = round(row["eval/samples"])
+        share = wilson(round(row["eval/success_rate"] * tried), tried)
+        held_out.append({"step": row["step"], **asdict(share)})
+    rows = list(read_metrics(run.metrics_path))
     return {
         "seed": seed,
         "state": run.status().state.value,

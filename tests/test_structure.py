@@ -29,7 +29,7 @@ BUDGET = {
     "data": 11733,
     "disk": 471,
     "engine": 19688,
-    "envs": 17836,
+    "envs": 17859,
     "gateway": 4385,
     "hermes": 126,
     "models": 5307,

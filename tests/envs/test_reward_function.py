@@ -117,6 +117,30 @@ async def test_tasks_are_held_out_by_their_key(tmp_path: Path, rewards: Path, ho
     await env.close()
 
 
+async def test_each_pass_has_every_task_once_in_an_order_of_its_own(
+    tmp_path: Path, rewards: Path, home: Path
+) -> None:
+    """A file that is sorted by kind must not give batches of one kind; replicas share one order."""
+    tasks = write_tasks(tmp_path, *({"prompt": f"Say {n}", "id": str(n)} for n in range(60)))
+
+    async def passes(seed: int | None, *, shuffle: bool = True) -> list[list[str]]:
+        env = await opened(tasks, f"{rewards}:right", home)
+        env.config.sampling_seed, env.config.shuffle, env.config.eval_share = seed, shuffle, 0
+        await env.setup()
+        keys = [env.item_key(await env.get_next_item()) for _ in range(180)]
+        await env.close()
+        return [keys[start : start + 60] for start in (0, 60, 120)]
+
+    drawn = await passes(7)
+    assert all(sorted(one) == sorted(drawn[0]) and len(set(one)) == 60 for one in drawn)
+    assert drawn[0] != drawn[1] != drawn[2]
+    assert drawn == await passes(7), "the same in every process of the run"
+    assert drawn[0] != (await passes(8))[0]
+    in_order = [str(n) for n in range(60)]
+    assert in_order not in (*drawn, *await passes(None))
+    assert await passes(7, shuffle=False) == [in_order] * 3
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [

@@ -24,7 +24,7 @@ PLAY = (call("look"), call("submit_answer", answer="word1"))
 
 async def test_an_episode_ends_with_its_reward_and_both_sides_record_it(home: Path) -> None:
     with served(WORDS) as (url, _):
-        env = await opened(home, *PLAY, url=url)
+        env = await opened(home, *PLAY, url=url, shuffle=False)
         rollout = await env.run_item(await env.get_next_item())
         assert (rollout.reward.value, rollout.reward.detail) == (1.0, "step rewards: - 1")
         texts = [message["content"] for message in rollout.result.messages]

@@ -38,6 +38,11 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
     dataset_split: str = Field(default="train", description="Split of the hub's dataset.")
     prompt_field: str = Field(default="prompt", description="Field of a task that holds its prompt.")
+    shuffle: bool = Field(
+        default=True,
+        description="Take the tasks of a file or folder in another order in each pass, drawn by "
+        "sampling_seed; false: in their own order.",
+    )
     tool_pool_size: int = Field(default=128, ge=1, description="Most rollouts in progress at the same time.")
     tool_call_parser: str = Field(
         default="hermes", description="Format of tool calls in the text of servers that return tokens."

@@ -53,6 +53,7 @@ from hermes.envs.phase import current_phase
 from hermes.envs.rewards.result import GraderError
 from hermes.envs.servers.config import APIServerConfig, ServerBaseline
 from hermes.envs.servers.manager import ServerManager
+from hermes.envs.tasks.split import pass_order
 from hermes.envs.types import Item, ScoredDataGroup
 from hermes.errors import ConfigError, NothingToEvaluateError
 from hermes.tools import distributions
@@ -126,9 +127,14 @@ class HermesAgentBaseEnv(BaseEnv):
         )
 
     async def get_next_item(self) -> Item:
-        """The next task; after the last one, the first again."""
+        """The next task; all come once in each pass, in the order that `pass_order` gives."""
+        if not self._tasks:
+            return None
+        pass_number, place = divmod(self._next_task, len(self._tasks))
         self._next_task += 1
-        return self._tasks[(self._next_task - 1) % len(self._tasks)] if self._tasks else None
+        if self.config.shuffle:
+            place = pass_order(len(self._tasks), pass_number, self.config.sampling_seed)[place]
+        return self._tasks[place]
 
     def format_prompt(self, item: Item) -> str:
         """The user message that states the task."""

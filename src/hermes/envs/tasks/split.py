@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -71,6 +72,17 @@ def distinct(
         misses = 0
         keys.add(item.key)
         yield item
+
+
+@lru_cache(maxsize=4)
+def pass_order(count: int, pass_number: int, seed: int | None) -> Sequence[int]:
+    """The positions of so many tasks in the order of one pass: the same in all replicas of an environment.
+
+    Files and folders are often sorted by kind; batches in that order would have tasks of one kind each.
+    """
+    positions = list(range(count))
+    random.Random(f"pass {pass_number} {seed or 0}").shuffle(positions)
+    return positions
 
 
 _BITS = 48
