@@ -33,7 +33,7 @@ BUDGET = {
     "gateway": 4385,
     "hermes": 126,
     "models": 5307,
-    "policies": 2530,
+    "policies": 2565,
     "quickstart": 1750,
     "ratings": 1105,
     "rl": 9087,

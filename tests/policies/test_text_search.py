@@ -15,7 +15,7 @@ import pytest
 
 from hermes.config.load import load
 from hermes.core.texts import SYSTEM_PROMPT, Texts
-from hermes.errors import UsageError
+from hermes.errors import HermesError, UsageError
 from hermes.policies.improve import Improvement
 from hermes.policies.text.improve import TextImprovement, prepare_split, split_tasks
 from hermes.policies.text.ledger import Ledger, Spending, texts_key
@@ -210,6 +210,50 @@ def test_the_ledger_survives_a_torn_line_and_counts_each_entry_once(tmp_path: Pa
     assert (again.spending.calls, again.spending.cost_usd) == (5, 1.0)
     assert again.score({SYSTEM_PROMPT: "b"}, task) is None
     assert texts_key({"a": "1", "b": "2"}) == texts_key({"b": "2", "a": "1"})
+
+
+SCORE = (
+    '{"texts": "a", "task": "t", "score": {"score": 1.0, "answer": "", "feedback": "", '
+    '"trajectory_id": "r", "calls": 1, "tokens": 1, "cost_usd": COST}}'
+)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "\x00\x00\x00",
+        "[1]",
+        "{}",
+        '{"texts": "a", "task": "t"}',
+        '{"texts": "a", "task": "t", "score": {"score": 1.0}}',
+        SCORE.replace("COST", '0, "more": 1'),
+        SCORE.replace("COST", '"free"'),
+        SCORE.replace("1.0", "NaN").replace("COST", "0"),
+        '{"prompt": "p", "answer": "a", "cost_usd": -1}',
+        '{"prompt": "p", "cost_usd": null}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_line_of_the_ledger_is_named_and_nothing_is_paid_again(tmp_path: Path, line: str) -> None:
+    ledger = Ledger(tmp_path, Spending(10))
+    ledger.keep_proposal("prompt", "first", 0.25)
+    path = tmp_path / "paid.jsonl"
+    whole = path.read_text()
+    path.write_text(f"{whole}{line}\n{whole}")
+    with pytest.raises(HermesError, match=r"paid\.jsonl:2 is no entry of a ledger") as raised:
+        Ledger(tmp_path, Spending(10))
+    assert "remove that line" in raised.value.hint and "\n" not in raised.value.message
+    path.write_text(whole)
+    assert Ledger(tmp_path, Spending(10)).proposal("prompt") == "first"
+
+
+def test_a_ledger_that_cannot_be_read_or_written_is_one_sentence(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "gone", Spending(10))
+    with pytest.raises(HermesError, match="cannot be written"):
+        ledger.keep_proposal("prompt", "first", 0.25)
+    (tmp_path / "paid.jsonl").mkdir()
+    with pytest.raises(HermesError, match="cannot be read"):
+        Ledger(tmp_path, Spending(10))
 
 
 def test_a_text_policy_is_promoted_by_its_own_name_and_not_for_another(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ that a search that goes on stops where it would have stopped.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from hermes.core import JSONObject, canonical_json, content_hash
+from hermes.core import JSONObject, canonical_json, content_hash, parse_object
 from hermes.core.texts import Texts
 from hermes.disk.appendlog import AppendLog, read_lines
+from hermes.errors import HermesError
 from hermes.policies.text.signal import TaskScore, TextTask
 
 _FILE = "paid.jsonl"
@@ -59,13 +61,26 @@ class Ledger:
 
     def __post_init__(self) -> None:
         path = self.folder / _FILE
-        for line in read_lines(path) if path.exists() else ():
-            entry = json.loads(line)
-            if "task" in entry:
-                score = TaskScore(**entry["score"])
-                self._scores[entry["texts"], entry["task"]] = score
-            else:
-                self._proposals.setdefault(entry["prompt"], []).append(entry)
+        try:
+            lines = list(read_lines(path)) if path.exists() else []
+        except OSError as error:
+            raise HermesError(f"{path} cannot be read: {error}", "look at its permissions") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                self._read(parse_object(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise HermesError(
+                    f"{path}:{number} is no entry of a ledger: {error}",
+                    "remove that line; what it paid for is paid again",
+                ) from error
+
+    def _read(self, entry: JSONObject) -> None:
+        if "task" in entry:
+            self._scores[str(entry["texts"]), str(entry["task"])] = _score(entry["score"])
+        else:
+            answer, cost_usd = str(entry["answer"]), _cost(entry["cost_usd"])
+            entries = self._proposals.setdefault(str(entry["prompt"]), [])
+            entries.append({"answer": answer, "cost_usd": cost_usd})
 
     def score(self, texts: Texts, task: TextTask) -> TaskScore | None:
         key = (texts_key(texts), task.key)
@@ -100,8 +115,28 @@ class Ledger:
         return tuple(self._scores.values())
 
     def _append(self, entry: JSONObject) -> None:
-        with AppendLog(self.folder / _FILE) as log:
-            log.append([json.dumps(entry)])
+        path = self.folder / _FILE
+        try:
+            with AppendLog(path) as log:
+                log.append([json.dumps(entry)])
+        except OSError as error:
+            raise HermesError(f"{path} cannot be written: {error}", "free the disk") from error
+
+
+def _score(data: JSONObject) -> TaskScore:
+    """TypeError or ValueError if it is none: a NaN would decide the search."""
+    score = TaskScore(**data)
+    if not math.isfinite(float(score.score)) or int(score.calls) < 0:
+        raise ValueError(f"the score {score.score} of {score.calls} calls is none")
+    return replace(score, cost_usd=_cost(score.cost_usd))
+
+
+def _cost(value: object) -> float | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"the cost {value!r} is none")
+    return float(value)
 
 
 def texts_key(texts: Texts) -> str:
