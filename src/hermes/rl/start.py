@@ -64,7 +64,6 @@ def start(
     with start_lock(config.home):
         granted = None if task is None else grant(config, resolved, task)
         run = RlRun(config.home, new_run_id(config.home, resolved.selection.environment, name))
-        ensure_dir(run.folder)
         settings = {
             **_run_section(config, resolved, run),
             "note": note,
@@ -80,6 +79,7 @@ def start(
             env.data_dir_to_save_evals = env.data_dir_to_save_evals or str(evals)
         _set_texts(config.home, data)
         data.tinker = data.tinker.model_copy(update=_start_weights(config.home, data))
+        ensure_dir(run.folder)
         data.write(run.folder)
         run.write_status(RunStatus(started_at_ms=now_ms()))
     spawn_supervisor(run)
