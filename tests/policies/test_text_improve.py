@@ -205,8 +205,10 @@ def test_killed_it_goes_on_and_pays_nothing_twice(tmp_path: Path) -> None:
             wait_until(lambda: len(provider.posts) > needed // 2)
             process.send_signal(signal.SIGKILL)
         facts = improved(home, *words)
-        in_flight, probe = 8, 1
-        assert len(provider.posts) <= needed + in_flight + probe
+        in_flight = 8
+        assert len(provider.posts) <= needed + in_flight
+        asked = [request.json["messages"][-1]["content"] for request in provider.posts]
+        assert asked.count("Reply with the word OK.") == 1
     assert facts["promoted"] is whole["promoted"] is True
     assert facts["figures"] == whole["figures"]  # the same search, to the last call
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hermes.policies.text.signal import TextSignal
 
 _PROBE = "Reply with the word OK."
-_PROBE_TOKENS = 16
 
 
 def improve_text(options: ImproveOptions, progress: Callable[[str], None]) -> Improvement:
@@ -122,7 +121,8 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
                 assert options.proposals is not None
                 proposer = ListedProposals.read(options.proposals, guard, options.seed)
             else:
-                await _probe(reflecting)
+                if not work.ledger.scores:  # it answered before the first of them
+                    await _probe(reflecting)
                 proposer = ReflectingModel(reflecting, work.ledger, guard)
             return await work.improve(signal, proposer, split)
 
@@ -183,4 +183,4 @@ def _model_name(current: PolicyRecord) -> str:
 
 async def _probe(model: ChatModel) -> None:
     """ProviderError now, if the model refuses, and not after the first rollouts were paid."""
-    await model.complete(ChatRequest((Message.user(_PROBE),), sampling=Sampling(max_tokens=_PROBE_TOKENS)))
+    await model.complete(ChatRequest((Message.user(_PROBE),), sampling=Sampling(max_tokens=16)))
