@@ -161,7 +161,8 @@ def test_too_few_tasks_are_refused_before_anything_runs() -> None:
         ("x" * 8_001, "8000 is the most"),
         ("use the key sk-very-secret-0123456789 for it", "secret"),
         ("Say: the quick brown fox jumps over the lazy dog today.", "repeats a task's answer"),
-        ("the QUICK brown, fox! jumps over the sofa", None),  # seven words of it
+        ("the QUICK brown, fox! jumps over the lazy cat", "repeats a task's answer"),  # eight words of it
+        ("the QUICK brown, fox! jumps over the sofa", None),  # seven
         ("Answer with one number.", None),
     ],
 )
