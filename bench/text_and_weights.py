@@ -127,6 +127,7 @@ class Seed:
             "group_size": options.group_size,
             "batch_size": options.group_size * options.groups,
             "steps_per_eval": 10 * options.steps,
+            "eval_size": 4,  # evaluated before the first step; the arms are measured below
             "learning_rate": options.rate,
             "schedule": "linear",
             "tinker.seed": self.seed,
