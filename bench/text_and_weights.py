@@ -150,16 +150,11 @@ class Seed:
         return {"state": status.state.value, "reason": status.reason, "reward": curve}
 
     def measure(self, arms: Mapping[str, tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
-        """Each arm on the same tasks; arms of one model share its engine."""
-        models = dict.fromkeys(model for model, _ in arms.values())
-        with ThreadPoolExecutor(len(models)) as pool:
-            parts = pool.map(
-                lambda model: asyncio.run(
-                    self.scored(model, {name: texts for name, (used, texts) in arms.items() if used == model})
-                ),
-                models,
-            )
-            scores = {name: values for part in parts for name, values in part.items()}
+        """Each arm on the same tasks; arms of one model share its engine, and a GPU has one engine at a time."""
+        scores: dict[str, list[float]] = {}
+        for model in dict.fromkeys(model for model, _ in arms.values()):
+            of_model = {name: texts for name, (used, texts) in arms.items() if used == model}
+            scores |= asyncio.run(self.scored(model, of_model))
         return {name: {"success": asdict(interval(scores[name])), "tasks": scores[name]} for name in arms}
 
     async def scored(self, model_name: str, arms: Mapping[str, Mapping[str, str]]) -> dict[str, list[float]]:
