@@ -150,7 +150,7 @@ class Seed:
         return {"state": status.state.value, "reason": status.reason, "reward": curve}
 
     def measure(self, arms: Mapping[str, tuple[str, Mapping[str, str]]]) -> dict[str, Any]:
-        """Each arm on the same tasks; arms of one model share its engine, and a GPU has one engine at a time."""
+        """Each arm on the same tasks; arms of one model share its engine; only one runs at a time."""
         scores: dict[str, list[float]] = {}
         for model in dict.fromkeys(model for model, _ in arms.values()):
             of_model = {name: texts for name, (used, texts) in arms.items() if used == model}
