@@ -34,6 +34,29 @@ def test_everything_is_found_again_by_the_next_process(tmp_path: Path) -> None:
     assert found.files == ("adapter_model.safetensors",)
 
 
+def test_no_folder_has_a_colon_and_those_that_had_one_are_read_and_added_to(tmp_path: Path) -> None:
+    """A ':' in a file's name is refused by Windows, and splits PATH and the arguments of rsync and scp."""
+    named = PATH._replace(name="after:warm-up")
+    store = opened(tmp_path)
+    write(store, PATH, "first")
+    write(store, named, "second")
+    store.close()
+    assert list(tmp_path.rglob("*:*")) == []
+    (tmp_path / "s~train~0").rename(tmp_path / RUN.id)  # as versions until now wrote them
+    weights = tmp_path / RUN.id / "weights"
+    (weights / "after~warm-up").rename(weights / named.name)
+    former = CheckpointStore(tmp_path)
+    assert (content(former), content(former, named)) == ("first", "second")
+    write(former, PATH._replace(name="step-2"))
+    write(former, named, "third", overwrite=True)
+    former.close()
+    assert sorted(path.name for path in weights.iterdir()) == ["after:warm-up", "step-1", "step-2"]
+    again = CheckpointStore(tmp_path)
+    assert content(again, named) == "third" and len(again.checkpoints()) == 3
+    again.drop_run(RUN.id)
+    assert not (tmp_path / RUN.id).exists()
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -202,7 +225,7 @@ def test_a_copy_that_fails_leaves_nothing(small_disk: Path, room: int) -> None:
         with pytest.raises(OSError, match="No space left"):
             store.copy(PATH, COPY, None)
     assert store.run(COPY.id) is None
-    assert sorted(one.name for one in store.root.iterdir()) == [".lock", RUN.id]
+    assert sorted(one.name for one in store.root.iterdir()) == [".lock", "s~train~0"]
     store.close()
     again = CheckpointStore(store.root)
     assert [one.path for one in again.checkpoints()] == [PATH]

@@ -98,7 +98,7 @@ def _checkpoints(root: Path, run: str) -> dict[str, Any]:
     import tinker
 
     state = root / "home" / "runs" / run / "engine"
-    (adapter,) = (path.name for path in state.iterdir() if path.is_dir())
+    (adapter,) = (path.name.replace("~", ":") for path in state.iterdir() if path.is_dir())
     serve = ("engine", "serve", "--model", str(root / "model"), "--port", "0", "--device", "cpu")
     with serving(root / "home", *serve, "--dtype", "float32", "--state-dir", str(state)) as url:
         service = tinker.ServiceClient(base_url=url, api_key=KEY)

@@ -75,7 +75,7 @@ def test_three_terminals_train_a_model_and_its_weights_are_downloaded(tmp_path: 
     state = json.loads(next((tmp_path / "runs").glob("*/training.json")).read_text())
     assert [checkpoint[0] for checkpoint in state["kept"]] == [2] and state["settings"]["rank"] == 4
     done = script(tmp_path, "tinker_atropos/utils/download_weights.py")
-    run_id = state["kept"][0][1].removeprefix("tinker://").partition("/")[0]
+    run_id = state["kept"][0][1].removeprefix("tinker://").partition("/")[0].replace(":", "~")
     assert done.stdout.strip() == f"checkpoints/{run_id}", done.stderr
     named = json.loads((tmp_path / "checkpoints" / run_id / "adapter_config.json").read_text())
     assert named["base_model_name_or_path"] == str(model) and named["r"] == 4

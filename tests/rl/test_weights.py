@@ -1,4 +1,4 @@
-"""`hermes rl weights` into folders that are there already."""
+"""`hermes rl weights`: where it reads, and folders that are there already."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hermes.config.load import load
 from hermes.core.clock import now_ms
+from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, RunStatus
 from hermes.rl.run_config import RunConfig
+from hermes.rl.weights.source import find_source
+from hermes.training.start_weights import find_folder
 from tests.cli.process import failure
 from tests.rl.world import answer, hermes
 
@@ -21,15 +25,33 @@ def run(tmp_path: Path, model: Path) -> RlRun:
     from transformers import AutoModelForCausalLM
 
     run = RlRun(tmp_path / "home", "0123abcd")
-    path = "tinker://run/sampler_weights/step-2"
+    path = "tinker://01RUN:train:0/sampler_weights/step-2"
     adapted = get_peft_model(
         AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=2, target_modules=["q_proj"])
     )
-    adapted.save_pretrained(str(run.folder / "engine" / path.removeprefix("tinker://")))
+    adapted.save_pretrained(str(run.folder / "engine" / "01RUN~train~0" / "sampler_weights" / "step-2"))
     RunConfig.parse({"env": {}, "run": {"model": str(model), "service": None}}, "test").write(run.folder)
     (run.folder / "training.json").write_text(json.dumps({"kept": [[2, path, path]]}))
     run.write_status(RunStatus(started_at_ms=now_ms()))
     return run
+
+
+@pytest.mark.parametrize("folder", ["01RUN~train~0", "01RUN:train:0"])
+def test_checkpoints_are_found_in_folders_of_today_and_of_versions_that_wrote_colons(
+    run: RlRun, folder: str, tmp_path: Path
+) -> None:
+    state = run.folder / "engine"
+    (state / "01RUN~train~0").rename(state / folder)
+    checkpoint = state / folder / "sampler_weights" / "step-2"
+    (checkpoint / "checkpoint.json").write_text('{"created_s": 1}')
+    path = "tinker://01RUN:train:0/sampler_weights/step-2"
+    assert saved_checkpoints(run)[0]["folder"] == checkpoint
+    assert find_folder(path, run.home) == checkpoint
+    for name in (run.run_id, path, "tinker://01RUN:train:0"):
+        assert find_source(load(environ={"HERMES_HOME": str(run.home)}), name).folder == checkpoint
+    for words in ((path,), (run.run_id, "--into", "checkpoints")):
+        written = answer(run.home, "rl", "weights", *words, cwd=tmp_path)["path"]
+        assert written == "checkpoints/01RUN~train~0"
 
 
 @pytest.mark.slow

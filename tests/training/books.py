@@ -8,6 +8,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
+from hermes.training.start_weights import checkpoint_folder
 from tests.training.world import ask, metrics
 
 
@@ -35,7 +36,7 @@ def check_weights(folder: Path, engine_state: Path) -> None:
     state = json.loads((folder / "training.json").read_text())
     step, weights = state["kept"][-1][:2]
     assert step == rows[-1]["step"] and state["taken"] == []
-    saved = load_file(engine_state / weights.removeprefix("tinker://") / "optimizer.safetensors")
+    saved = load_file(checkpoint_folder(engine_state, weights) / "optimizer.safetensors")
     assert int(saved["steps"][0]) == updates
     told = [row["optim/optimizer_step"] for row in rows if "optim/grad_norm" in row]
     assert told == list(range(1, updates + 1))

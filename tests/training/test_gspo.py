@@ -21,6 +21,7 @@ from hermes.training.data.batch import BatchConfig, prepare
 from hermes.training.service.client import AdapterClient, LoraSpec, connection
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec
+from hermes.training.start_weights import checkpoint_folder
 from hermes.training.update import Update
 from tests.engine.http.engine_process import Server
 from tests.training.conftest import MakeRun
@@ -45,7 +46,7 @@ def answer_logprobs(model: Any) -> list[Tensor]:
 def peft_model(engine: Server, tiny: Path, sampler: str) -> Any:
     base = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     return PeftModel.from_pretrained(
-        base, str(engine.state_dir / sampler.removeprefix("tinker://")), is_trainable=True
+        base, str(checkpoint_folder(engine.state_dir, sampler)), is_trainable=True
     )
 
 
@@ -104,7 +105,7 @@ def test_stale_rollouts_are_weighed_by_the_ratio_of_the_sequence(make_run: MakeR
 
 def lora_config(engine: Server, run: TrainingRunSpec) -> dict[str, Any]:
     with closing(TokenMeter(run.folder)) as meter, AdapterClient(run.connection, run.lora, meter) as client:
-        folder = engine.state_dir / client.publish("shape").removeprefix("tinker://")
+        folder = checkpoint_folder(engine.state_dir, client.publish("shape"))
         config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
         return config
 

@@ -20,7 +20,7 @@ from hermes.training.service.client import AdapterClient, ServiceConnection
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec, TrainResult
 from hermes.training.sft import SftSettings, train
-from hermes.training.start_weights import find_folder, find_weights, rank_of
+from hermes.training.start_weights import checkpoint_folder, find_folder, find_weights, rank_of
 from tests.cli.process import failure, hermes
 from tests.engine.http.engine_process import KEY, Server, launch
 from tests.ports import free_port
@@ -63,7 +63,7 @@ def test_a_folder_is_given_to_an_engine_that_has_never_seen_it(
     run, done = warm
     learned = scores(run, done.weights, run.connection)
     assert learned != pytest.approx(scores(run, None, run.connection), abs=1e-2)
-    folder = engine.state_dir / done.weights.removeprefix("tinker://")
+    folder = checkpoint_folder(engine.state_dir, done.weights)
     assert rank_of(folder) == run.lora.rank
     elsewhere = replace(run.connection, url=another.url)
     assert scores(run, str(folder), elsewhere) == pytest.approx(learned, abs=1e-5)
@@ -75,7 +75,7 @@ def test_weights_are_found_by_path_by_folder_and_by_the_name_of_a_run(
     run, done = warm
     assert find_weights(done.weights, tmp_path) == done.weights
     assert find_weights("warm", tmp_path) == find_weights(str(run.folder), tmp_path) == done.weights
-    folder = engine.state_dir / done.weights.removeprefix("tinker://")
+    folder = checkpoint_folder(engine.state_dir, done.weights)
     assert find_weights(str(folder), tmp_path) == str(folder)
     (tmp_path / "engine").symlink_to(engine.state_dir)
     assert find_folder("warm", tmp_path).resolve() == folder.resolve()
@@ -104,11 +104,11 @@ def test_weights_of_a_train_run_and_of_a_tinker_path_are_written_from_the_engine
 ) -> None:
     run, done = warm
     (tmp_path / "engine").symlink_to(engine.state_dir)
-    saved, base = engine.state_dir / done.weights.removeprefix("tinker://"), run.lora.base_model
+    saved, base = checkpoint_folder(engine.state_dir, done.weights), run.lora.base_model
     folder = exported(tmp_path, "warm")
     assert folder == run.folder / "weights" / f"step-{done.step}" and same_adapter(folder, saved, base)
     assert exported(tmp_path, str(run.folder), "--step", str(done.step)) == folder
-    run_id = done.weights.removeprefix("tinker://").split("/")[0]
+    run_id = done.weights.removeprefix("tinker://").split("/")[0].replace(":", "~")
     for path in (done.weights, done.sampler, f"tinker://{run_id}"):
         assert exported(tmp_path, path, cwd=tmp_path) == Path("checkpoints") / run_id
     assert same_adapter(tmp_path / "checkpoints" / run_id, saved, base)
@@ -125,7 +125,7 @@ def test_weights_that_are_on_no_disk_here_are_downloaded_from_the_service(
 ) -> None:
     run, done = warm
     key = {"TINKER_API_KEY": KEY}
-    saved = engine.state_dir / done.weights.removeprefix("tinker://")
+    saved = checkpoint_folder(engine.state_dir, done.weights)
     folder = exported(tmp_path, "warm", env={**key, "TINKER_BASE_URL": engine.url})
     assert same_adapter(folder, saved, run.lora.base_model)
     words = ("--service", engine.url, "--output")
@@ -224,7 +224,7 @@ def test_an_rl_run_goes_on_from_what_supervised_training_has_learned(name: str, 
     learned, gone_on = (
         load_file(folder / "adapter_model.safetensors")
         for folder in (
-            home / "engine" / done["weights"].removeprefix("tinker://"),
+            checkpoint_folder(home / "engine", done["weights"]),
             Path(answer(home, "rl", "weights", run.run_id)["path"]),
         )
     )

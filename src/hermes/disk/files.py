@@ -25,6 +25,15 @@ def ensure_dir(path: Path) -> Path:
     return path
 
 
+def stored_folder(root: Path, *names: str) -> Path:
+    """The folder of these names below the root. A ':' is written as '~', which file systems, PATH and rsync
+    accept, but for folders of earlier versions, whose names have the ':' itself."""
+    for name in names:
+        former = root / name
+        root = former if former.exists() else root / name.replace(":", "~")
+    return root
+
+
 def make_private_dirs(path: Path) -> None:
     """The same, with the system's error. (`mkdir` with a mode leaves the parents open to everyone.)"""
     missing = [path, *path.parents]

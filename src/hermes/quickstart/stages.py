@@ -30,6 +30,7 @@ from hermes.rl.run import RlRun, RunState
 from hermes.rl.start import current_status, start, stop
 from hermes.training.policy_registry import PolicyRecord, PolicyRegistry, new_policy_id
 from hermes.training.session import ProgressCallback
+from hermes.training.start_weights import checkpoint_folder
 
 _POLL_S = 0.2
 _BAR = 24
@@ -73,7 +74,7 @@ class _QuickstartRun:
             act.processes.stop("engine")  # the run has its own
         size = f"{recipe.rl_steps} steps of {recipe.groups} sums × {recipe.group_size} tries"
         with act.stage(f"reinforcement learning, {size}", "RL"):
-            rl_run = self._start_run(act.folder / "engine" / warm.weights.removeprefix("tinker://"))
+            rl_run = self._start_run(checkpoint_folder(act.folder / "engine", warm.weights))
             self._watch(rl_run)
         measured = {row["step"]: _success(row) for row in evaluations(rl_run)}
         return QuickstartOutcome(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from operator import or_
-from pathlib import Path
 from typing import Any
 
 from hermes.core import JSONObject, parse_object
@@ -22,6 +21,7 @@ from hermes.rl.run import PROCESS_NAMES, RlRun, RunState, RunStatus, read_metric
 from hermes.rl.run_config import RunConfig
 from hermes.safety.text import printable
 from hermes.training.monitor.sinks import read_wandb
+from hermes.training.start_weights import checkpoint_folder
 
 _PROBLEM = re.compile(
     r"WARNING \S+: (grading has taken .*|a group failed \((?:grader|environment)\): .*)$", re.M
@@ -218,16 +218,11 @@ def saved_checkpoints(run: RlRun) -> list[dict[str, Any]]:
             "step": step,
             "weights": by_step[step][0],
             "path": by_step[step][1],
-            "folder": checkpoint_folder(run, by_step[step][1]),
+            "folder": checkpoint_folder(run.folder / "engine", by_step[step][1]),
             "best": step == best,
         }
         for step in sorted(by_step)
     ]
-
-
-def checkpoint_folder(run: RlRun, tinker_path: str) -> Path:
-    """The folder in which the run's own engine stores a checkpoint."""
-    return run.folder / "engine" / tinker_path.removeprefix("tinker://")
 
 
 def _running_ms(status: RunStatus) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hermes.core import parse_object
+from hermes.disk.files import stored_folder
 from hermes.errors import HermesError, UsageError
 from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile, TrainingState
 from hermes.training.policy_registry import named_policy
@@ -59,7 +60,7 @@ def find_folder(name: str, home: Path) -> Path:
     if not weights.startswith(_SCHEME):
         return Path(weights)
     for root in engine_folders(home):
-        folder = root / weights.removeprefix(_SCHEME)
+        folder = checkpoint_folder(root, weights)
         if (folder / _ADAPTER).is_file():
             return folder
     raise UsageError(
@@ -71,6 +72,11 @@ def engine_folders(home: Path) -> list[Path]:
     """Where the engines of this home store checkpoints: the shared engine, those of RL runs and of sweeps."""
     patterns = ("runs/*/engine", "sweeps/*/engine")
     return [home / "engine", *(folder for pattern in patterns for folder in sorted(home.glob(pattern)))]
+
+
+def checkpoint_folder(root: Path, tinker_path: str) -> Path:
+    """Where an engine that keeps its checkpoints in `root` stores this one."""
+    return stored_folder(root, *tinker_path.removeprefix(_SCHEME).split("/"))
 
 
 def rank_of(folder: Path) -> int:
@@ -86,7 +92,7 @@ def _run_weights(folder: Path) -> str:
     if state is None or not state.kept:
         raise UsageError(f"the run in {folder} has no checkpoint yet", "wait for its first, or its end")
     chosen = start_checkpoint(state)
-    local_folder = folder / "engine" / chosen.weights.removeprefix(_SCHEME)
+    local_folder = checkpoint_folder(folder / "engine", chosen.weights)
     return str(local_folder) if (local_folder / _ADAPTER).is_file() else chosen.weights
 
 

@@ -170,7 +170,7 @@ def test_an_archive_holds_the_files_and_goes_back_in(
         files = {one.name: one.size for one in tar}
         tar.extractall(tmp_path / "out", filter="data")
     assert set(files) == {"adapter_config.json", "adapter_model.safetensors", "checkpoint_complete"}
-    kept = shared.state_dir / training.model_id / "sampler_weights" / "tarred"
+    kept = shared.state_dir / training.model_id.replace(":", "~") / "sampler_weights" / "tarred"
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "out" / name).read_bytes() == (kept / name).read_bytes()
     sent = shared.ask("POST", "/api/v1/import_adapter?name=back", raw=answer.body)

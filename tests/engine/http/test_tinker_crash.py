@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tinker
 
+from hermes.training.start_weights import checkpoint_folder
 from tests.cli.process import failure, hermes
 from tests.engine.http.conftest import Start
 from tests.engine.http.engine_process import KEY, TOKEN, Server, batch, launch, prompt
@@ -80,7 +81,7 @@ def test_after_kill_9_every_checkpoint_is_there_and_the_curve_goes_on_the_same(
     assert sampler.compute_logprobs(prompt()).result()[1:] == pytest.approx(survivor.scores, abs=1e-5)
     urls = rest.get_external_weights_urls(survivor.external).result().urls  # signed by the new process
     state_dir = survivor.server.state_dir
-    inside = state_dir / survivor.sampler.removeprefix("tinker://") / "adapter_model.safetensors"
+    inside = checkpoint_folder(state_dir, survivor.sampler) / "adapter_model.safetensors"
     assert fetched(urls)["adapter_model.safetensors"] == inside.read_bytes()
     for path in (path for path in kept if "/cut-" in path):  # whatever is listed is whole
         resumed._load_state_impl(path, optimizer=True, weights_access_token=None).result()

@@ -33,6 +33,7 @@ from hermes.training.preference.reference import BASE
 from hermes.training.service.client import AdapterClient
 from hermes.training.service.token_meter import TokenMeter
 from hermes.training.session import TrainingRunSpec
+from hermes.training.start_weights import checkpoint_folder
 from tests.engine.http.engine_process import Server, tokens
 from tests.training.conftest import MakeRun
 from tests.training.preference.rows import LONGEST, pair_rows, unpaired_rows
@@ -54,7 +55,7 @@ class World:
     model: Path
 
     def folder(self, path: str) -> Path:
-        return self.engine.state_dir / path.removeprefix("tinker://")
+        return checkpoint_folder(self.engine.state_dir, path)
 
 
 @pytest.fixture

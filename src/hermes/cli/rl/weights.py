@@ -48,6 +48,7 @@ def weights(options: WeightsOptions, as_json: bool) -> None:
     """
     from hermes.cli.terminal.waiting import waiting
     from hermes.config.load import load
+    from hermes.disk.files import stored_folder
     from hermes.rl.weights.export import base_quantization, export_adapter, export_gguf, export_merged
     from hermes.rl.weights.source import find_source
 
@@ -55,7 +56,7 @@ def weights(options: WeightsOptions, as_json: bool) -> None:
     export = {"peft": export_adapter, "merged": export_merged, "gguf": export_gguf}[form]
     source = find_source(load(), options.name, options.step, options.base_url)
     if options.into is not None and output is None:
-        output = options.into / source.run_id
+        output = stored_folder(options.into, source.run_id)
     with waiting(f"writing the weights of {source.run_id}"):
         path = export(source, output)
     adapter = path if form == "peft" else source.adapter_folder

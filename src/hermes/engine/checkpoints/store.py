@@ -3,6 +3,7 @@
     <root>/<run>/run.json
     <root>/<run>/weights | sampler_weights | external_weights/<name>/checkpoint.json and the files
 
+A ':' in the id of a run or the name of a checkpoint is '~' in its folder's name (`stored_folder`).
 A checkpoint exists completely or not at all: it is written to a temporary folder, flushed, and renamed. One
 that replaces another first moves the old one aside, which is restored at the next start if the process dies
 in between. The index is read once, at the start, and a root is locked by one process at a time. Methods may
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hermes.disk.filelock import FileLock
-from hermes.disk.files import make_private_dirs, sync_path
+from hermes.disk.files import make_private_dirs, stored_folder, sync_path
 from hermes.engine.types import EngineUserError, LoraConfig
 from hermes.errors import HostError
 
@@ -121,7 +122,7 @@ class CheckpointStore:
         """EngineUserError: the run's id is not safe in a path."""
         check_name(run.id)
         with self._lock:
-            folder = self.root / run.id
+            folder = stored_folder(self.root, run.id)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / _RUN, dataclasses.asdict(run))
             self._runs[run.id] = run
@@ -132,7 +133,7 @@ class CheckpointStore:
         removed = self.root / f".{os.urandom(6).hex()}.part"
         with self._lock:
             with contextlib.suppress(FileNotFoundError):
-                (self.root / run_id).rename(removed)
+                stored_folder(self.root, run_id).rename(removed)
             self._runs.pop(run_id, None)
             for path in [path for path in self._checkpoints if path.run_id == run_id]:
                 del self._checkpoints[path]
@@ -170,7 +171,7 @@ class CheckpointStore:
         check_name(path.name)
         if path.kind not in KINDS:
             raise EngineUserError(f"'{path.kind}' is not one of {', '.join(KINDS)}")
-        return self.root / path.run_id / path.kind / path.name
+        return stored_folder(self.root, *path)
 
     def draft(self, path: CheckpointPath, *, overwrite: bool = False) -> Path:
         """The path of a temporary folder, which the caller creates, and passes to `commit` or `discard`."""
@@ -248,7 +249,8 @@ class CheckpointStore:
             return [checkpoint for checkpoint in self._checkpoints.values() if _is_expired(checkpoint, now_s)]
 
     def _temporary_folder(self, path: CheckpointPath) -> Path:
-        return self.folder(path).with_name(f".{path.name}.{os.urandom(6).hex()}.part")
+        folder = self.folder(path)
+        return folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.part")
 
     def _check_free(self, path: CheckpointPath, overwrite: bool) -> None:
         with self._lock:
@@ -265,16 +267,16 @@ class CheckpointStore:
     def _read_run(self, folder: Path) -> None:
         record = json.loads((folder / _RUN).read_text(encoding="utf-8"))
         run = TrainingRun(**{**record, "lora": LoraConfig(**record["lora"])})
-        if run.id != folder.name:
+        if folder != stored_folder(self.root, run.id):
             raise ValueError(f"it calls itself {run.id!r}")
         self._runs[run.id] = run
         for kind in KINDS:
             kind_folder = folder / kind
             if kind_folder.is_dir():
                 recover(kind_folder)
-                names = [entry for entry in sorted(kind_folder.iterdir()) if _NAME.fullmatch(entry.name)]
-                for checkpoint in names:
-                    self._read_checkpoint(CheckpointPath(run.id, kind, checkpoint.name))
+                names = [entry.name.replace("~", ":") for entry in sorted(kind_folder.iterdir())]
+                for name in filter(_NAME.fullmatch, names):
+                    self._read_checkpoint(CheckpointPath(run.id, kind, name))
 
     def _read_checkpoint(self, path: CheckpointPath) -> None:
         with contextlib.suppress(FileNotFoundError):  # not a checkpoint: a folder of the user

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from hermes.core import parse_object
 from hermes.core.names import policy_name
+from hermes.disk.files import stored_folder
 from hermes.errors import HermesError, UsageError
-from hermes.rl.results import checkpoint_folder, saved_checkpoints
+from hermes.rl.results import saved_checkpoints
 from hermes.rl.run import RlRun, find_run
 from hermes.rl.service import service_of
 from hermes.training.checkpoints import NAME, CheckpointRecord, StateFile
-from hermes.training.start_weights import engine_folders, start_checkpoint
+from hermes.training.start_weights import checkpoint_folder, engine_folders, start_checkpoint
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -84,7 +85,7 @@ def run_source(run: RlRun, step: int | None = None) -> WeightsSource:
     """A checkpoint of a run of `hermes rl`; None: the newest."""
     checkpoint = choose_checkpoint(run, step)
     settings, stem = run.config().run, f"step-{checkpoint['step']}"
-    folder = checkpoint_folder(run, checkpoint["path"])
+    folder = checkpoint_folder(run.folder / "engine", checkpoint["path"])
     return WeightsSource(
         checkpoint["weights"],
         folder if is_complete(folder) else _local_folder(run.home, checkpoint["path"]),
@@ -172,7 +173,7 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
             f"write {SCHEME}RUN/{'|'.join(_KINDS)}/NAME, or {SCHEME}RUN",
         )
     folder = _local_folder(home, path) if rest else _newest_local_folder(home, run_id)
-    target = Path(_DOWNLOADS) / run_id
+    target = stored_folder(Path(_DOWNLOADS), run_id)
     stem = rest[1] if rest else "newest"
     return WeightsSource(
         path.rstrip("/"),
@@ -181,8 +182,8 @@ def _path_source(home: Path, path: str, service: str) -> WeightsSource:
         home,
         None,
         target,
-        target.with_name(f"{run_id}-merged-{stem}"),
-        target.with_name(f"{run_id}-{stem}.gguf"),
+        target.with_name(f"{target.name}-merged-{stem}"),
+        target.with_name(f"{target.name}-{stem}.gguf"),
         _name_of(home, path) or f"{run_id}@{stem}",
         path.replace("/weights/", "/sampler_weights/") if rest and rest[0] == "weights" else None,
     )
@@ -202,7 +203,7 @@ def _name_of(home: Path, path: str) -> str | None:
 
 
 def _local_folder(home: Path, path: str) -> Path | None:
-    folders = (root / path.removeprefix(SCHEME) for root in engine_folders(home))
+    folders = (checkpoint_folder(root, path) for root in engine_folders(home))
     return next((folder for folder in folders if is_complete(folder)), None)
 
 
@@ -211,9 +212,9 @@ def _newest_local_folder(home: Path, run_id: str) -> Path | None:
 
 
 def _checkpoints(home: Path, run_id: str) -> Iterator[Path]:
-    for root in engine_folders(home):
+    for run in (stored_folder(root, run_id) for root in engine_folders(home)):
         for kind in _KINDS:
-            yield from (folder for folder in (root / run_id / kind).glob("*") if is_complete(folder))
+            yield from filter(is_complete, (run / kind).glob("*"))
 
 
 def _created_s(folder: Path) -> float:
