@@ -14,7 +14,10 @@ import pytest
 
 from hermes.batch.journal import read_journal
 from hermes.batch.workers.run_budget import CallName, CostLedger
+from hermes.cli.policy.signal import check_price
+from hermes.config.load import load
 from hermes.config.paths import db_path
+from hermes.models.open import open_model
 from hermes.sandbox import unusable_reason
 from hermes.store import Filter, Reader
 from tests.batch.drive import (
@@ -190,11 +193,27 @@ def test_what_a_dead_worker_had_left_goes_to_the_next_one(tmp_path: Path) -> Non
 def test_a_budget_without_a_price_is_refused(tmp_path: Path) -> None:
     write_tasks(tmp_path, 2)
     with FakeProvider(solve) as provider:
-        done = hermes(tmp_path, *command(tmp_path, provider, "--max-cost", "1"))
+        words = command(tmp_path, provider, "--max-cost", "1")
+        done = hermes(tmp_path, *words, env={"OPENAI_API_KEY": "sk-of-a-paid-account"})
         assert provider.posts == []
     error, fix = failure(done, 2)
     assert "the price of custom/m is unknown" in error
     assert "prices" in fix
+
+
+def test_a_model_on_loopback_that_takes_no_key_keeps_every_cost_limit(tmp_path: Path) -> None:
+    """Batches, questions and improvements of texts have one rule: it costs nothing."""
+    write_tasks(tmp_path, 2)
+    with FakeProvider(solve) as provider:
+        done = hermes(tmp_path, *command(tmp_path, provider, "--max-cost", "0.01"))
+        assert done.returncode == 0, done.stderr
+        assert [row["cost_usd"] for row in rows(tmp_path)] == [0.0, 0.0]
+        limited = {"HERMES_LIMITS__MAX_COST_USD": "0.01"}
+        words = ("-q", "Compute 3 + 3", "--model", "m", "--base-url", provider.base_url, "--toolsets", "math")
+        asked = hermes(tmp_path, *words, env=limited)
+        assert asked.returncode == 0 and "The answer is" in asked.stdout, asked.stderr
+        model = open_model(load(environ={"HERMES_HOME": str(tmp_path)}), "m", provider.base_url)
+        check_price(load(environ={}), 0.01, model)
 
 
 def test_sigterm_leaves_no_process_behind_and_a_run_that_continues(tmp_path: Path) -> None:

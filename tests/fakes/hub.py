@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -37,6 +37,11 @@ def serve_hub(token: str) -> Iterator[Hub]:
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """It has no models; the real one answers those who sent no token with 401."""
+            hub.requests.append(self.path)
+            self._answer(401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+
         def do_POST(self) -> None:
             body = self._body()
             hub.requests.append(self.path)
@@ -73,11 +78,13 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 return b"".join(parts)
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-        def _answer(self, status: int, data: dict[str, object]) -> None:
+        def _answer(self, status: int, data: dict[str, object], headers: Mapping[str, str] = {}) -> None:
             body = json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -103,7 +103,7 @@ def test_training_starts_from_a_policy_by_its_name(tmp_path: Path) -> None:
 
 def test_the_base_model_that_a_policy_stands_on_is_found(tmp_path: Path) -> None:
     assert base_folder(str(tmp_path)) == tmp_path
-    with pytest.raises(HermesError, match="neither a folder nor on the hub"):
+    with pytest.raises(HermesError, match="there is no model '/nowhere/at/all', neither in a folder"):
         base_folder("/nowhere/at/all")
 
 

@@ -13,9 +13,10 @@ from hermes.errors import HermesError, UsageError
 from hermes.rl import tool_handlers
 from hermes.rl.config.base_model import check_model, models_named_in
 from hermes.rl.machine import has_gpu
-from hermes.rl.run import find_run
+from hermes.rl.run import all_runs, find_run
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
+from tests.fakes.hub import serve_hub
 from tests.fakes.provider import FakeProvider
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, Script
@@ -55,6 +56,23 @@ def test_train_qwen3_8b_on_gsm8k_with_lora_rank_32_is_configured_or_says_what_fo
     if not has_gpu():
         with pytest.raises(HermesError, match="8 billion parameters and needs a GPU"):
             tool(home, "start_training")
+
+
+def test_a_run_of_a_model_that_no_hub_has_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    start = ("rl", "start", "--env", "calculator", "--no-preflight", "--model")
+    with serve_hub("hf_token") as hub:
+        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        what, fix = failure(hermes(home, *start, "gpt-9", env=env), 2)
+        assert what == f"there is no model 'gpt-9', neither in a folder here nor at {hub.url}"
+        assert fix.startswith("check its name (ORG/NAME as the hub writes it, a folder, or hermes/smollm2)")
+        _, fix = failure(hermes(home, *start, "smolm2", env=env), 2)
+        assert fix.startswith("did you mean hermes/smollm2?")
+        hermes(home, *start, "Qwen3-0.6B", env=env)
+        assert "/models/Qwen/Qwen3-0.6B/" in hub.requests[-1]
+    what, fix = failure(hermes(home, *start, "gpt-9", env=env), 1)
+    assert f"gpt-9 is not on this machine, and {hub.url} cannot be reached" in what
+    assert "HF_ENDPOINT" in fix and all_runs(home) == []
 
 
 @pytest.mark.parametrize(

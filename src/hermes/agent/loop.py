@@ -39,7 +39,7 @@ from hermes.core.model_call import CONTENT_FILTER, INTERRUPTED
 from hermes.core.outcome import COMPLETED
 from hermes.errors import ContextOverflowError, LimitError, ProviderError, SandboxError
 from hermes.models.base import ChatModel, ChatReply, ChatRequest, OnDelta, StreamDelta
-from hermes.models.usage import price_of
+from hermes.models.usage import price_of_model
 from hermes.tools.base import ENDED, Tool, Workbench
 from hermes.tools.execute import run_tool_call
 
@@ -293,7 +293,7 @@ class AgentLoop:
         if limits.max_tokens is not None and self.usage.total >= limits.max_tokens:
             raise LimitError("max_tokens", f"used {self.usage.total} of {limits.max_tokens} tokens")
         if limits.max_cost_usd is not None:
-            if self.cost_usd is None or price_of(self.bench.settings, self.model.name) is None:
+            if self.cost_usd is None or price_of_model(self.bench.settings, self.model) is None:
                 raise LimitError(
                     "max_cost",
                     f"the price of {self.model.name} is unknown, so the cost limit cannot be kept",

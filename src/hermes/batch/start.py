@@ -15,7 +15,7 @@ from hermes.core import JSONObject, Role
 from hermes.disk.files import read_text
 from hermes.errors import UsageError
 from hermes.models.local.model import DEFAULT_MAX_TOKENS
-from hermes.models.usage import price_of
+from hermes.models.usage import price_at, price_of
 from hermes.tools import distributions
 from hermes.tools.registry import check_toolset, unusable_toolsets
 
@@ -53,16 +53,16 @@ def make_spec(
     `report` is called with what the run goes on without.
     """
     settings = options.settings()
-    name = model
+    name, price = model, price_of(config.settings, model)
     if base_model is not None and config.settings.sampling.max_tokens is None:
         settings["sampling.max_tokens"] = DEFAULT_MAX_TOKENS  # as where they answer in a chat
     if base_model is None:
         target = resolve_model(config.settings, config.environ, model, base_url)
-        name = target.name
+        name, price = target.name, price_at(config.settings, target)
         if routing := options.provider_routing():
             settings[f"providers.{target.provider}.base_url"] = target.base_url
             settings[f"providers.{target.provider}.extra_body"] = {"provider": routing}
-    if options.max_cost is not None and price_of(config.settings, name) is None:
+    if options.max_cost is not None and price is None:
         raise UsageError(
             f"--max-cost cannot be kept: the price of {name} is unknown",
             f'state it in config.yaml, in US dollars per million tokens: prices: {{"{name}": '

@@ -53,7 +53,7 @@ class MeteredChat(ChatModel):
 
     def __init__(self, model: ChatModel, price: PriceSettings | None, budget: Budget) -> None:
         self._model = model
-        self._price = price
+        self.price = price
         self._budget = budget
 
     @property
@@ -62,7 +62,7 @@ class MeteredChat(ChatModel):
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         prompt_tokens, longest = estimate_prompt(request.messages, request.tools), request.sampling.max_tokens
-        with self._budget.reserve(self.name, self._price, prompt_tokens, longest) as spent:
+        with self._budget.reserve(self.name, self.price, prompt_tokens, longest) as spent:
             reply = await self._model.complete(request, on_delta)
             spent.book(reply.call.usage, reply.call.cost_usd, json.dumps(reply.message.to_json()))
         return reply

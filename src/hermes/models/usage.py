@@ -22,6 +22,7 @@ from hermes.safety.access import leads_to_loopback
 if TYPE_CHECKING:
     from hermes.config.providers import ModelTarget
     from hermes.config.settings import Settings
+    from hermes.models.base import ChatModel
 
 FREE = PriceSettings(input=0.0, output=0.0)
 """The price of a model on this machine."""
@@ -87,6 +88,11 @@ def price_at(settings: Settings, target: ModelTarget) -> PriceSettings | None:
     price = price_of(settings, target.name)
     is_free = price is None and target.api_key is None and leads_to_loopback(target.base_url)
     return FREE if is_free and not target.name.endswith(SERVICE_SUFFIX) else price
+
+
+def price_of_model(settings: Settings, model: ChatModel) -> PriceSettings | None:
+    """The price that the model was opened with, which knows its address; else that of its name."""
+    return getattr(model, "price", None) or price_of(settings, model.name)
 
 
 def _is_local(settings: Settings, provider: str) -> bool:

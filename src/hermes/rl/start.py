@@ -222,8 +222,10 @@ def reserved_ports(home: Path) -> set[int]:
 
 
 def check_machine(config: Config, resolved: Resolved) -> None:
-    """HermesError if this machine lacks something that the run needs."""
+    """HermesError if this machine lacks something that the run needs, such as its base model."""
+    from hermes.rl.checks.inference_test import is_local
     from hermes.rl.checks.replica_memory import missing_memory
+    from hermes.rl.config.base_model import hub_folder
     from hermes.rl.machine import missing_requirement
 
     ensure_dir(config.home)
@@ -233,13 +235,16 @@ def check_machine(config: Config, resolved: Resolved) -> None:
             f"no space for checkpoints: {config.home} has {free >> 20} MB left",
             f"free at least {_MIN_FREE_BYTES >> 20} MB, or set HERMES_HOME to another disk",
         )
+    service = service_of(config.settings.rl, config.environ)
     missing = missing_requirement(config, resolved.model)
+    if missing is None and service is None and not is_local(resolved.model):
+        hub_folder(resolved.model, "config.json")
     missing = missing or missing_memory(config, resolved.model, resolved.trainer)
     if missing is not None:
         raise HermesError(missing.problem, missing.fix)
     fleet = RunFleet.from_fields(resolved.trainer)
     if fleet is not None:
-        fleet.check(service_of(config.settings.rl, config.environ), config.environ)
+        fleet.check(service, config.environ)
 
 
 def start_lock(home: Path) -> FileLock:

@@ -83,7 +83,7 @@ class BudgetedModel(ChatModel):
         """`budget`: the one that the calls of `model` are booked in."""
         self._model = model
         self._budget = budget
-        self._price = price
+        self.price = price
         self._send_report = send_report
         self._numbers = count()
         self._reported_usd = 0.0
@@ -102,7 +102,7 @@ class BudgetedModel(ChatModel):
         prompt_tokens = estimate_prompt(request.messages, request.tools)
         worst = Usage(prompt_tokens, output_tokens=request.sampling.max_tokens or 0)
         self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._send_report({"say": "reserve", "call": number, "usd": cost_usd(worst, self._price) or 0.0})
+        self._send_report({"say": "reserve", "call": number, "usd": cost_usd(worst, self.price) or 0.0})
         try:
             await self._waiting[number]
             return await self._model.complete(request, on_delta)

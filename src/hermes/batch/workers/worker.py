@@ -43,7 +43,7 @@ from hermes.core import JSONObject, StopReason
 from hermes.errors import AuthError, HermesError, HostError
 from hermes.models.budget import Budget
 from hermes.models.open import open_model
-from hermes.models.usage import price_of
+from hermes.models.usage import price_of_model
 from hermes.safety.redact import Redactor
 from hermes.store import Reader
 
@@ -177,7 +177,7 @@ async def work(
     label = job.spec.model if job.policy_url else None
     model = open_model(config, *job.target, budget, label=label)
     if job.budgeted:
-        model = BudgetedModel(model, budget, price_of(config.settings, model.name), send_report)
+        model = BudgetedModel(model, budget, price_of_model(config.settings, model), send_report)
     journal = open_journal(Redactor(config.secrets).text)
     try:
         with open_writer(config) as writer, Reader(db_path(config.home)) as reader:

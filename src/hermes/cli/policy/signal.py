@@ -59,13 +59,13 @@ def check_signal(options: SignalOptions) -> None:
         raise UsageError("one grader is enough", "--reward, --judge or --reward-model")
 
 
-def check_price(config: Config, max_cost: float | None, model: str) -> None:
-    from hermes.models.usage import price_of
+def check_price(config: Config, max_cost: float | None, model: ChatModel) -> None:
+    from hermes.models.usage import price_of_model
 
-    if max_cost is not None and price_of(config.settings, model) is None:
+    if max_cost is not None and price_of_model(config.settings, model) is None:
         raise UsageError(
-            f"--max-cost cannot be kept: the price of {model} is unknown",
-            f'state it in config.yaml, in US dollars per million tokens: prices: {{"{model}": '
+            f"--max-cost cannot be kept: the price of {model.name} is unknown",
+            f'state it in config.yaml, in US dollars per million tokens: prices: {{"{model.name}": '
             "{input: …, output: …}}",
         )
 

@@ -93,7 +93,7 @@ async def _improve(config: Config, options: ImproveOptions, progress: Callable[[
             reflecting = open_named(config, options.reflect_with)
             stack.push_async_callback(reflecting.close)
         for paid in filter(None, (model, reflecting)):
-            check_price(config, options.max_cost, paid.name)
+            check_price(config, options.max_cost, paid)
         error_rate = error_rate_now(registry, current, options.error_rate)
         work = TextImprovement(
             config,

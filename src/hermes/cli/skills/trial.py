@@ -77,7 +77,7 @@ async def _run(name: str, options: SignalOptions, progress: Callable[[str], None
         return f"trial-{digest}"
 
     async with open_worker(config, options.model, progress) as model:
-        check_price(config, options.max_cost, model.name)
+        check_price(config, options.max_cost, model)
         async with open_signal(config, options, model, prepare) as signal:
             ledger = Ledger(folders[0], Spending(max_calls=0, max_cost_usd=options.max_cost))
             progress(f"{len(signal.tasks)} tasks with {skill.name} and without it; signal: {signal.name}")

@@ -119,6 +119,7 @@ class SlottedChat:
 
     def __init__(self, model: ChatModel, server: APIServer) -> None:
         self.model = model
+        self.price = getattr(model, "price", None)
         self._server = server
 
     @property

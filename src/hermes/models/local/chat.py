@@ -23,6 +23,7 @@ from hermes.core import ModelCall
 from hermes.errors import MissingDependencyError, ProviderError, UsageError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.local import bundled
+from hermes.models.usage import FREE
 
 if TYPE_CHECKING:
     from hermes.models.local.model import LocalModel, LocalReply
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 class LocalChat:
     """A `ChatModel` whose weights are in this process. They are loaded by the first request."""
+
+    price = FREE
 
     def __init__(self, name: str, find_folder: Callable[[], Path], version: str | None = None) -> None:
         """`version` identifies the weights in the records of calls; None: the folder may say it itself."""

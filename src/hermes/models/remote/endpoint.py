@@ -39,7 +39,7 @@ class RemoteModel:
         self, target: ModelTarget, price: PriceSettings | None = None, budget: Budget | None = None
     ) -> None:
         self._target = target
-        self._price = price
+        self.price = price
         self._budget = budget or Budget()
         self._endpoint = Endpoint(target)
         self._dialect = wire.dialect_for(target.base_url, send_reasoning=target.settings.send_reasoning)
@@ -67,7 +67,7 @@ class RemoteModel:
         """The first successful result, and the number of attempts; each attempt counts towards the budget."""
 
         async def attempt_within_budget() -> T:
-            with self._budget.reserve(self.name, self._price, prompt_tokens, sampling.max_tokens) as spent:
+            with self._budget.reserve(self.name, self.price, prompt_tokens, sampling.max_tokens) as spent:
                 return await attempt(spent)
 
         return await self._endpoint.run(attempt_within_budget, timeout_s, on_retry)
@@ -77,7 +77,7 @@ class RemoteModel:
         usage, reported = read_usage(raw), reported_cost_usd(raw)
         if reported is not None or usage is None:
             return usage or Usage(), reported
-        return usage, cost_usd(usage, self._price)
+        return usage, cost_usd(usage, self.price)
 
 
 T = TypeVar("T")

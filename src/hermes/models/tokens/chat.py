@@ -123,6 +123,7 @@ class TokenChat:
 
     def __init__(self, source: TokenSource, renderer: ChatRenderer) -> None:
         self._source = source
+        self.price = getattr(source, "price", None)
         self._renderer = renderer
         self._answers: dict[bytes, _Answer] = {}
         """By the identity of the conversation that ends with them."""

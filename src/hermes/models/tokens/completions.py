@@ -167,7 +167,7 @@ class GenerateModel(TokenModel):
             usage=usage,
             text=as_text(raw.get("text")),
             raw=raw,
-            cost_usd=cost_usd(usage, self._price),
+            cost_usd=cost_usd(usage, self.price),
         )
 
 

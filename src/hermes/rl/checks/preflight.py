@@ -24,6 +24,7 @@ from hermes.envs.programs.record import RolloutFacts
 from hermes.errors import HermesError
 from hermes.rl.checks.inference_test import TestedServer, is_local, read_groups, run_process_mode
 from hermes.rl.checks.replica_memory import missing_memory
+from hermes.rl.config.base_model import hub_folder
 from hermes.rl.machine import has_gpu
 from hermes.rl.service import LOCAL_KEY, service_of
 from hermes.rl.supervise import ports
@@ -183,7 +184,7 @@ def open_policy(config: Config, model: str, log: Path, fields: TrainerFields) ->
     """The policy at the configured service, else at a temporary engine."""
     service = service_of(config.settings.rl, config.environ)
     if service is None:
-        source = model if is_local(model) else _download_model(model)
+        source = model if is_local(model) else str(hub_folder(model))
         with _engine(config, source, log, fields) as policy:
             yield policy
         return
@@ -221,20 +222,6 @@ def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Ite
 
 def _server(url: str, model: str) -> TestedServer:
     return TestedServer(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
-
-
-def _download_model(model: str) -> str:
-    """The folder of a downloaded model of the hub."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return str(snapshot_download(model))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise HermesError(
-            f"the model {model} cannot be downloaded: {error}",
-            "check its name in rl.model and your connection; a folder works too",
-        ) from error
 
 
 def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hermes.core.names import is_policy_name
-from hermes.errors import UsageError
+from hermes.core.names import did_you_mean, is_policy_name, nearest
+from hermes.errors import HostError, UsageError
+from hermes.rl.model_shape import BUNDLED, HUB_NAMES
 
 if TYPE_CHECKING:
     from hermes.config.settings import RlSettings
@@ -43,7 +45,6 @@ def allowed_models(settings: RlSettings) -> tuple[str, ...]:
 
 def models_named_in(text: str) -> tuple[str, ...]:
     """The models that a sentence names: known ones by their short names, others as ORG/NAME with a size."""
-    from hermes.rl.model_shape import HUB_NAMES
     from hermes.training.schedule import parameters_of
 
     words = (word.rstrip(".") for word in _WORDS.findall(text))
@@ -76,8 +77,34 @@ def check_model(settings: RlSettings, name: str, *, unlock: bool) -> str:
         if name.lower() in (model.lower(), model.rpartition("/")[2].lower()):
             return model
     if unlock:
-        return name
+        return name if Path(name).exists() else HUB_NAMES.get(name.lower(), name)
     raise ForbiddenModelError(name, allowed)
+
+
+def hub_folder(model: str, *files: str) -> Path:
+    """The folder of the hub's model here; what is missing is downloaded. `files`: only these."""
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import errors as hub
+
+    names = [HUB_NAMES[name] for name in nearest(model.lower(), HUB_NAMES)]
+    check = did_you_mean(names, "check its name")
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(files) or None))
+    except hub.GatedRepoError as error:
+        raise UsageError(
+            f"the model {model} is for those who accepted its terms",
+            f"accept them at {constants.ENDPOINT}/{model}, then: hermes config set HF_TOKEN",
+        ) from error
+    except (hub.RepositoryNotFoundError, hub.HFValidationError) as error:
+        raise UsageError(
+            f"there is no model '{model}', neither in a folder here nor at {constants.ENDPOINT}",
+            f"{check} (ORG/NAME as the hub writes it, a folder, or {BUNDLED}); a private one needs HF_TOKEN",
+        ) from error
+    except (hub.HfHubHTTPError, OSError) as error:
+        raise HostError(
+            f"the model {model} is not on this machine, and {constants.ENDPOINT} cannot be reached for it",
+            f"{check}, or check the network, a proxy and HF_ENDPOINT; {BUNDLED} and folders need no hub",
+        ) from error
 
 
 def model_field(settings: RlSettings, field: FieldInfo) -> FieldInfo:

@@ -22,6 +22,7 @@ from hermes.core.texts import Texts
 from hermes.engine.server.options import ModelOptions
 from hermes.errors import HermesError, UsageError
 from hermes.models.local import bundled
+from hermes.rl.config.base_model import hub_folder
 from hermes.training.policy_registry import (
     BASE_ID,
     NAME,
@@ -214,20 +215,7 @@ def is_bundled(base_model: str) -> bool:
 def base_folder(base_model: str) -> Path:
     """The folder of a base model that is not the bundled one."""
     folder = Path(base_model).expanduser()
-    return folder if folder.is_dir() else Path(_hub_folder(base_model))
-
-
-def _hub_folder(model: str) -> str:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return str(snapshot_download(model))
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise HermesError(
-            f"the base model {model} is neither a folder nor on the hub: {error}",
-            "check its name and your connection",
-        ) from error
+    return folder if folder.is_dir() else hub_folder(base_model)
 
 
 def merged_folder(source: WeightsSource, progress: Progress | None = None) -> Path:
