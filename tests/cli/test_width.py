@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from hermes.rl.run import ProcessStatus, RlRun, RunState, RunStatus
 from hermes.rl.run_config import RunConfig
+from hermes.training.start_weights import checkpoint_folder
 from tests.cli.process import PASSED_ON
 
 COMMANDS = (
@@ -66,13 +68,16 @@ def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def add_failed_run(home: Path) -> None:
-    """A run whose reason and whose log have lines that are longer than a terminal is wide."""
+    """A run whose reason, log and checkpoint's path are longer than a terminal is wide."""
     run, message = RlRun(home, "long-lines"), "no signal: " + "the scores within each group were equal, " * 4
     run.folder.mkdir(parents=True)
     RunConfig.parse({"env": {}, "run": {"model": "hermes/smollm2", "device": "cpu"}}, "test").write(
         run.folder
     )
     (run.folder / "metrics.jsonl").write_text('{"step": 1, "health/group_signal": 0.0, "reward/mean": 0}\n')
+    path = "tinker://01M7MDFZ9APPMNPP480SQX0Q0R:train:0/sampler_weights/step-1"
+    (run.folder / "training.json").write_text(json.dumps({"kept": [[1, path, path]]}))
+    checkpoint_folder(run.folder / "engine", path).mkdir(parents=True)
     run.log_path("trainer").parent.mkdir(parents=True)
     run.log_path("trainer").write_text(f"(step 1 … 10 s)\nerror: {message}\n")
     reason = f"trainer exited (1): {message}"

@@ -90,7 +90,7 @@ def results_text(results: JSONObject, width: int | None = None) -> str:
         names = ["step", *(name for name in EVAL_SHOWN if any(name in row for row in measured))]
         lines += aligned_lines([names, *([_shorten(row.get(name)) for name in names] for row in measured)])
     if "weights_path" in results:
-        lines.append(f"weights: {results['weights_path']}")
+        lines.append(f"weights as files: hermes rl weights {results['run_id']}")
         lines.append(f"talk to it: hermes --model run:{results['run_id']}")
     return "\n".join(map(printable, lines))
 
