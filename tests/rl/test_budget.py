@@ -11,12 +11,13 @@ import pytest
 from hermes.config.load import Config, load
 from hermes.core import JSON
 from hermes.errors import UsageError
-from hermes.rl.budget import RemainingBudget, charge_test, grant, remaining, spent_usd
+from hermes.rl.budget import RemainingBudget, charge_test, grant, recorded_limits, remaining, spent_usd
 from hermes.rl.config.resolve import Resolved, resolve, select
 from hermes.rl.run import RlRun, RunState, RunStatus, find_run
 from hermes.rl.run_config import RunConfig
 from hermes.rl.supervise.plan import RunPlan
 from hermes.training.service.token_meter import TokenMeter
+from hermes.web.runs.listing import list_runs
 from tests.engine.http.engine_process import launch
 from tests.rl.conftest import MakeHome
 from tests.rl.pilot import Pilot, drive
@@ -115,6 +116,20 @@ def test_a_run_gets_what_is_left_and_one_on_an_engine_of_its_own_costs_nothing(h
     with pytest.raises(UsageError, match=r"the budget of \$1 is used up"):
         grant(paid, chosen(paid), "a")
     assert grant(configured(config.home), chosen(config), "a") == RemainingBudget(None, None, None)
+
+
+def test_the_price_of_a_service_is_not_that_of_an_engine_of_this_machine(home_with: MakeHome) -> None:
+    priced = configured(home_with(), max_usd=1.0, price=PRICE)
+    served = configured(priced.home, max_usd=1.0, service=SERVICE, price=PRICE)
+    unpriced = configured(priced.home, service="https://tinker.example")
+    local, paid, unknown = (recorded_limits(config, None)["price"] for config in (priced, served, unpriced))
+    assert (paid, unknown) == (PRICE, None)
+    assert recorded_limits(configured(priced.home, service=SERVICE), None)["price"] == local
+    run = a_run(priced.home, "00000001", "a", RunState.COMPLETED, max_usd=1.0, price=local)
+    (run.folder / "tokens.json").write_text('{"prefill": 1000000, "sampled": 1000000, "trained": 1000000}')
+    (run.folder / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
+    assert remaining(priced, "a").usd == 1.0
+    assert [row.facts.cost_usd for row in list_runs(priced.home)] == [0.0]
 
 
 def test_a_test_is_paid_for_before_it_begins_at_what_it_may_come_to(home_with: MakeHome) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hermes.config.settings import ServicePrice
 from hermes.core.clock import now_ms
 from hermes.disk.files import ensure_dir, read_text
 from hermes.errors import UsageError
@@ -206,10 +207,13 @@ def _charged(config: Config) -> Iterator[JSONObject]:
     return (json.loads(line) for line in text.splitlines())
 
 
-def recorded_limits(settings: RlSettings, granted: RemainingBudget | None) -> JSONObject:
-    """The limits and the price that are recorded in the configuration of a run."""
+def recorded_limits(config: Config, granted: RemainingBudget | None) -> JSONObject:
+    """The limits and the price that are recorded in the configuration of a run: an engine here costs $0."""
+    price, service = config.settings.rl.price, service_of(config.settings.rl, config.environ)
+    if service is None or (price is None and leads_to_loopback(service)):
+        price = ServicePrice(prefill=0, sample=0, train=0)
     return {
         "max_hours": granted.hours if granted else None,
         "max_usd": granted.usd if granted else None,
-        "price": settings.price.model_dump() if settings.price else None,
+        "price": price.model_dump() if price else None,
     }

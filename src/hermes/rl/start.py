@@ -68,7 +68,7 @@ def start(
             **_run_section(config, resolved, run),
             "note": note,
             "task": task,
-            **recorded_limits(config.settings.rl, granted),
+            **recorded_limits(config, granted),
         }
         if len(mixed) > 1:
             settings["mixture"] = mixture_section(mixed)
