@@ -13,26 +13,81 @@ Linux only. The engine runs in this process, without its HTTP server.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from hermes.core.memory import read_kilobytes
 from hermes.engine import compute
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
-from hermes.engine.memory import peak_bytes, process_memory, reset_peak
+from hermes.engine.memory import peak_bytes, reset_peak
 from hermes.engine.types import AdamParams, Datum, LoraConfig, Loss, SampleRequest, SamplingParams
 
 RANK = 8
 PARTS = 10
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Memory of this process; 0 where the system does not report it."""
+
+    rss_bytes: int
+    heap_used_bytes: int
+    """Allocated by malloc and in use, without large blocks."""
+    heap_free_bytes: int
+    """Freed and not returned to the system, or returned and still reserved."""
+    mapped_bytes: int
+    """Large blocks in use, each mapped on its own: freeing one returns it."""
+
+
+def process_memory() -> ProcessMemory:
+    rss_bytes = read_kilobytes("/proc/self/status", "VmRSS")
+    library = _glibc()
+    if library is None:
+        return ProcessMemory(rss_bytes, 0, 0, 0)
+    info = library.mallinfo2()
+    return ProcessMemory(rss_bytes, info.uordblks, info.fordblks, info.hblkhd)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """The result of glibc's mallinfo2, in its order."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """The C library of this process, if it is glibc 2.33 or newer."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        return None
+    library.mallinfo2.restype = _Mallinfo2
+    return library
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,10 @@ def measure(arguments: argparse.Namespace, kind: str) -> dict[str, Any]:
     import numpy as np
     from transformers import AutoTokenizer
 
+    from hermes.core.memory import read_kilobytes
     from hermes.engine.engine import Engine
     from hermes.engine.info import EngineOptions
-    from hermes.engine.memory import peak_bytes, process_memory, reset_peak, trim_heap
+    from hermes.engine.memory import peak_bytes, reset_peak, trim_heap
     from hermes.engine.types import (
         AdamParams,
         Datum,
@@ -88,7 +89,7 @@ def measure(arguments: argparse.Namespace, kind: str) -> dict[str, Any]:
 
         loaded_bytes = torch.cuda.memory_allocated()
     else:
-        loaded_bytes = process_memory().rss_bytes
+        loaded_bytes = read_kilobytes("/proc/self/status", "VmRSS")
     reset_peak(engine.device)
     losses, train_s, mismatch = [], 0.0, 0.0
     for seed in range(arguments.seeds):

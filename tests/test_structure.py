@@ -21,7 +21,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1178,
     "batch": 5098,
-    "cli": 11095,
+    "cli": 11096,
     "cluster": 229,
     "compat": 2853,
     "config": 2706,
@@ -44,7 +44,7 @@ BUDGET = {
     "skills": 4024,
     "store": 4194,
     "tools": 4468,
-    "training": 9568,
+    "training": 9574,
     "web": 5011,
 }
 """Lines of each package. A budget may only fall; a commit that raises one says why."""

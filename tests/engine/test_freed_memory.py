@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.engine_memory import process_memory
 
 from hermes.engine.engine import Engine
 from hermes.engine.info import EngineOptions
 from hermes.engine.lora.adapter import Adapter
 from hermes.engine.lora.weights import Policy
-from hermes.engine.memory import CHECK_S, GROWTH_BYTES, FreedMemory, process_memory
+from hermes.engine.memory import CHECK_S, GROWTH_BYTES, FreedMemory
 from tests.engine.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,8 @@ def test_blocks_freed_between_others_are_returned_to_the_system() -> None:
     """In a process of its own: every second block of 64 KiB is freed, which leaves holes that glibc keeps."""
     script = """
 import ctypes
-from hermes.engine.memory import FreedMemory, process_memory
+from bench.engine_memory import process_memory
+from hermes.engine.memory import FreedMemory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]

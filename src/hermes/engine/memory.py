@@ -7,8 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -71,28 +69,6 @@ def peak_bytes(device: torch.device) -> int:
     return read_kilobytes("/proc/self/status", "VmHWM")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Memory of this process; 0 where the system does not report it."""
-
-    rss_bytes: int
-    heap_used_bytes: int
-    """Allocated by malloc and in use, without large blocks."""
-    heap_free_bytes: int
-    """Freed and not returned to the system, or returned and still reserved."""
-    mapped_bytes: int
-    """Large blocks in use, each mapped on its own: freeing one returns it."""
-
-
-def process_memory() -> ProcessMemory:
-    rss_bytes = read_kilobytes("/proc/self/status", "VmRSS")
-    library = _glibc()
-    if library is None:
-        return ProcessMemory(rss_bytes, 0, 0, 0)
-    info = library.mallinfo2()
-    return ProcessMemory(rss_bytes, info.uordblks, info.fordblks, info.hblkhd)
-
-
 class FreedMemory:
     """Returns freed memory to the system when the process has grown.
 
@@ -128,36 +104,6 @@ class FreedMemory:
 
 def trim_heap() -> None:
     """Returns the free pages of all heaps to the system, where glibc is the allocator."""
-    library = _glibc()
-    if library is not None:
-        library.malloc_trim(0)
-
-
-class _Mallinfo2(ctypes.Structure):
-    """The result of glibc's mallinfo2, in its order."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    )
-
-
-@cache
-def _glibc() -> ctypes.CDLL | None:
-    """The C library of this process, if it is glibc 2.33 or newer."""
     library = ctypes.CDLL(None)
-    if not hasattr(library, "mallinfo2"):
-        return None
-    library.mallinfo2.restype = _Mallinfo2
-    return library
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
