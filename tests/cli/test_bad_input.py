@@ -43,6 +43,7 @@ TABLE = [
     ("-q x --nonsense", 2, "No such option '--nonsense'", "hermes --help"),
     ("--json", 2, "the question is empty", "hermes -q"),
     ("what", 2, "no such command 'what'", "hermes -q 'what'"),
+    ("serve --port 1", 2, "engine serve or env serve", "hermes -q 'serve --port 1'"),
     ("batch", 2, "--dataset-file is missing", "hermes batch --help"),
     ("batch --dataset-file tasks.jsonl", 2, "--run-name is missing", "hermes batch --help"),
     ("batch --dataset-file missing.jsonl --run-name r", 2, "no dataset file missing.jsonl", "--dataset-file"),

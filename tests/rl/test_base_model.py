@@ -65,7 +65,7 @@ def test_a_run_of_a_model_that_no_hub_has_is_refused_before_anything_is_started(
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
         what, fix = failure(hermes(home, *start, "gpt-9", env=env), 2)
         assert what == f"there is no model 'gpt-9', neither in a folder here nor at {hub.url}"
-        assert fix.startswith("check its name (ORG/NAME as the hub writes it, a folder, or hermes/smollm2)")
+        assert "--model or rl.model (ORG/NAME as the hub writes it, a folder, or hermes/smollm2)" in fix
         _, fix = failure(hermes(home, *start, "smolm2", env=env), 2)
         assert fix.startswith("did you mean hermes/smollm2?")
         hermes(home, *start, "Qwen3-0.6B", env=env)

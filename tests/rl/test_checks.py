@@ -76,6 +76,17 @@ def test_preflight_judges_what_was_made_in_time_and_says_so_if_that_was_nothing(
     assert "--timeout" in how and "--no-preflight" in how
 
 
+@pytest.mark.slow
+def test_a_cpu_samples_the_least_groups_first_and_not_all_of_them_late(
+    home_with: MakeHome, tmp_path: Path
+) -> None:
+    home, count = home_with(), tmp_path / "most"
+    change_settings(home, device="cpu")
+    answer(home, "rl", "select", str(Path(__file__).parent / "sabotage" / "counting.py"))
+    found = answer(home, "rl", "preflight", "--groups", "6", env={"HERMES_TEST_COUNT": str(count)})
+    assert (found["groups"], count.read_text()) == (6, "2")
+
+
 _SLOW_ENVIRONMENT = """
 import sys, time
 with open(sys.argv[1], "w") as file:

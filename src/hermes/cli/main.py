@@ -154,7 +154,13 @@ class LazyGroup(click.Group):
             from hermes.core.names import did_you_mean, nearest
 
             question = " ".join(args) if len(args) > 1 else name
-            hint = did_you_mean(nearest(name, COMMANDS), "see 'hermes --help'.")
+            groups = {group: getattr(self.get_command(ctx, group), "commands", {}) for group in COMMANDS}
+            inside = [
+                f"{group} {name}"
+                for group in groups
+                if name in groups[group] and not groups[group][name].hidden
+            ]
+            hint = did_you_mean(inside or nearest(name, COMMANDS), "see 'hermes --help'.")
             raise click.UsageError(f"no such command '{name}'; {hint} To ask: hermes -q '{question}'", ctx)
         return super().resolve_command(ctx, args)
 

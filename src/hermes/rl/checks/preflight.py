@@ -96,6 +96,10 @@ def preflight(
     overrides: JSONObject = {"total_steps": groups, "group_size": size, "use_wandb": False}
     if is_program:
         overrides["max_failed_groups"] = 1
+    service = service_of(config.settings.rl, config.environ)
+    on_cpu = service is None and (config.settings.rl.device == "cpu" or not has_gpu())
+    if on_cpu:  # all groups at once would end together, late; two of them suffice
+        overrides["max_num_workers"] = _LEAST_GROUPS
     engine_log = folder / f"{stem}_engine.log"
     fields = resolved.trainer
     if (missing := missing_memory(config, resolved.model, fields)) is not None:
@@ -117,7 +121,6 @@ def preflight(
         update_s = None
         if policy.is_own_engine:
             update_s = update_seconds(policy.url, policy.server.name, resolved, sampled_groups)
-    on_cpu = policy.is_own_engine and (config.settings.rl.device == "cpu" or not has_gpu())
     sampling_s = sampled.seconds / sum(map(len, sampled.scores))
     costs = estimate(resolved, sampling_s, update_s, on_cpu)
     files = {"output_file": str(output), "log_file": str(log)}

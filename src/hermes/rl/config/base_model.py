@@ -87,7 +87,7 @@ def hub_folder(model: str, *files: str) -> Path:
     from huggingface_hub import errors as hub
 
     names = [HUB_NAMES[name] for name in nearest(model.lower(), HUB_NAMES)]
-    check = did_you_mean(names, "check its name")
+    check = did_you_mean(names, "check its name in --model or rl.model")
     try:
         return Path(snapshot_download(model, allow_patterns=list(files) or None))
     except hub.GatedRepoError as error:
