@@ -21,7 +21,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1178,
     "batch": 5098,
-    "cli": 11096,
+    "cli": 11106,
     "cluster": 229,
     "compat": 2853,
     "config": 2706,

@@ -45,6 +45,13 @@ def sums(home: Path, tmp_path: Path) -> Path:
     return Path(json.loads(done.stdout)["file_path"])
 
 
+def test_a_run_of_a_new_environment_has_answers_that_a_cpu_finishes(home: Path, sums: Path) -> None:
+    """With 2,048 tokens, as elsewhere, preflight had no group of the untrained model within five minutes."""
+    done = hermes(home, "rl", "config", "--env", str(sums), "--json")
+    fields = {field["name"]: field["current_value"] for field in json.loads(done.stdout)["locked_fields"]}
+    assert fields["env.max_token_length"] == 256
+
+
 def every_other(bundled_home: Path) -> TokenServer:
     """A policy that solves every other task, and says nothing useful in between."""
     lock, seen = threading.Lock(), [0]

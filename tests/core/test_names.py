@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hermes.core.names import did_you_mean, nearest
+from hermes.core.names import counted, did_you_mean, nearest
 
 
 def test_names_that_resemble_a_mistyped_one_are_named_nearest_first() -> None:
@@ -14,3 +14,12 @@ def test_names_that_resemble_a_mistyped_one_are_named_nearest_first() -> None:
 def test_a_name_that_resembles_none_gets_the_other_hint() -> None:
     assert did_you_mean(nearest("xyz", ("terminal",)), "one of: terminal") == "one of: terminal"
     assert did_you_mean([]) == ""
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [counted(number, "trajectories") for number in (0, 1, 2)] == [
+        "0 trajectories",
+        "1 trajectory",
+        "2 trajectories",
+    ]
+    assert counted(1, "rows") == "1 row"

@@ -22,6 +22,12 @@ def did_you_mean(names: Sequence[str], otherwise: str = "") -> str:
     return f"did you mean {' or '.join(names)}?" if names else otherwise
 
 
+def counted(count: int, plural: str) -> str:
+    """The number and its noun: '3 trajectories', '1 trajectory', '1 row'."""
+    singular = f"{plural[:-3]}y" if plural.endswith("ies") else plural.removesuffix("s")
+    return f"{count} {singular if count == 1 else plural}"
+
+
 def policy_name(run: str, step: int | None, *, at_service: bool = False) -> str:
     """The name of a training run's weights after a step, such as `quickstart-1118@step-7`; for None, of those
     that are the newest when they are asked, while the run goes on."""

@@ -30,6 +30,7 @@ from hermes.batch.workers.process import ProcessWorkers
 from hermes.cli.batch.status_text import continued_text, failure_lines
 from hermes.config.environment import export_stored
 from hermes.config.load import Config, load
+from hermes.core.names import counted
 from hermes.errors import UsageError
 from hermes.models.open import choose_model
 from hermes.rl.weights.open import find_policy
@@ -233,7 +234,7 @@ def _report(folder: Path, result: RunResult, summary: DatasetSummary, *, as_json
         }
         click.echo(json.dumps(facts))
         return
-    click.echo(f"{summary.rows} rows in {folder / 'trajectories.jsonl'}")
+    click.echo(f"{counted(summary.rows, 'rows')} in {folder / 'trajectories.jsonl'}")
     if summary.filtered:
         click.echo(f"  excluded by filters: {summary.filtered} (filtered.jsonl)")
     state = overview(folder)

@@ -13,6 +13,7 @@ import click
 from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
+from hermes.core.names import counted
 from hermes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ def delete(
         return
     if not as_json:
         _show(doomed)
-    question.confirm_deletion(f"{len(doomed.ids)} trajectories", yes=yes)
-    with waiting(f"deleting {len(doomed.ids)} trajectories"):
+    question.confirm_deletion(counted(len(doomed.ids), "trajectories"), yes=yes)
+    with waiting(f"deleting {counted(len(doomed.ids), 'trajectories')}"):
         deletion = delete_trajectories(db_path(home), doomed.ids)
     if as_json:
         facts = {name: value for name, value in asdict(doomed).items() if name != "ids"}
         click.echo(json.dumps({"deleted": deletion.counts, **facts}))
         return
-    click.echo("deleted: " + ", ".join(f"{count} {name}" for name, count in deletion.counts.items()))
+    click.echo("deleted: " + ", ".join(counted(count, name) for name, count in deletion.counts.items()))
     click.echo("'hermes store compact' returns the space")
 
 
@@ -120,7 +121,7 @@ def _find(home: Path, ids: Sequence[str], conditions: Filter, *, with_derived: b
 
 
 def _show(doomed: _Doomed) -> None:
-    click.echo(f"{len(doomed.ids)} trajectories: {_listing(doomed.ids)}")
+    click.echo(f"{counted(len(doomed.ids), 'trajectories')}: {_listing(doomed.ids)}")
     lines = (
         ("derived from them, and kept (--with-derived)", doomed.derived),
         ("exports that have them, and stay", doomed.exports),

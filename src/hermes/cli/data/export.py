@@ -13,6 +13,7 @@ from hermes.cli.filters import FilterOptions
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option, stored_variables
 from hermes.config.option import option
+from hermes.core.names import counted
 from hermes.data.formats.base import Thinking, ToolCallStyle
 from hermes.data.preference.pairs import PreferenceSource
 from hermes.data.redaction.redact import RedactionLevel
@@ -360,7 +361,7 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
     from hermes.safety.text import printable
 
     for file in report.facts["files"]:
-        click.echo(f"{file['rows']} rows written to {plan.output.with_name(file['name'])}")
+        click.echo(f"{counted(file['rows'], 'rows')} written to {plan.output.with_name(file['name'])}")
     if report.groups is not None:
         click.echo(f"  split: {report.groups}")
     for reason, count in sorted(report.left_out.items()):

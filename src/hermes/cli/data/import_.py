@@ -124,6 +124,7 @@ def _request(
 def _print(result: Imported, as_json: bool) -> None:
     import json
 
+    from hermes.core.names import counted
     from hermes.safety.text import printable
 
     if as_json:
@@ -131,7 +132,7 @@ def _print(result: Imported, as_json: bool) -> None:
         counts = {"rows": result.rows, "known": result.known, "problems": problems}
         click.echo(json.dumps(counts | ({"ignored": result.ignored} if result.ignored else {})))
         return
-    click.echo(f"{result.rows} trajectories imported")
+    click.echo(f"{counted(result.rows, 'trajectories')} imported")
     if result.known:
         click.echo(f"  in the store already: {result.known}")
     if result.ignored:

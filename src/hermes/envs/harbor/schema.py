@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from hermes.errors import UsageError
@@ -449,8 +449,3 @@ def _least(value: Any) -> dict[str, float]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def step_machine(machine: Machine, step: StepPart) -> Machine:
-    """The machine of a step: the task's, with the step's own health check."""
-    return machine if step.healthcheck is None else replace(machine, healthcheck=step.healthcheck)

@@ -114,8 +114,9 @@ def preflight(
         if not sampled_groups:
             raise HermesError(
                 f"no group could be sampled: {problem or 'the environment returned none'}",
-                f"see {log}; 'hermes rl preflight --timeout N' allows more time, and 'hermes rl start "
-                "--no-preflight' starts without it",
+                f"see {log}; '--set max_token_length=N' cuts answers sooner than at "
+                f"{resolved.values['env.max_token_length']} tokens, 'hermes rl preflight --timeout N' allows "
+                "more time, and 'hermes rl start --no-preflight' starts without it",
             )
         sampled = summarise(sampled_groups, _last_write_s(output) - began_s())
         update_s = None
