@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.config.providers import profiles
+from hermes.config.secrets import can_be_secret
 from hermes.config.settings import LOCAL, PriceSettings
 from hermes.core import JSONObject, Message, Usage
 from hermes.core.names import SERVICE_SUFFIX, is_policy_name
@@ -84,9 +85,10 @@ def price_of(settings: Settings, model: str) -> PriceSettings | None:
 
 
 def price_at(settings: Settings, target: ModelTarget) -> PriceSettings | None:
-    """As `price_of`; any address on loopback that takes no key costs nothing either."""
+    """As `price_of`; any address on loopback that takes no key, or a word for one, costs nothing either."""
     price = price_of(settings, target.name)
-    is_free = price is None and target.api_key is None and leads_to_loopback(target.base_url)
+    has_key = target.api_key is not None and can_be_secret(target.api_key)
+    is_free = price is None and not has_key and leads_to_loopback(target.base_url)
     return FREE if is_free and not target.name.endswith(SERVICE_SUFFIX) else price
 
 
