@@ -21,7 +21,7 @@ SLACK = 0.02
 BUDGET = {
     "agent": 1178,
     "batch": 5098,
-    "cli": 11106,
+    "cli": 11109,
     "cluster": 229,
     "compat": 2853,
     "config": 2706,
@@ -36,7 +36,7 @@ BUDGET = {
     "policies": 2565,
     "quickstart": 1750,
     "ratings": 1105,
-    "rl": 9098,
+    "rl": 9099,
     "rollouts": 3754,
     "safety": 2070,
     "sandbox": 4498,

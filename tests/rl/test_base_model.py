@@ -70,6 +70,10 @@ def test_a_run_of_a_model_that_no_hub_has_is_refused_before_anything_is_started(
         assert fix.startswith("did you mean hermes/smollm2?")
         hermes(home, *start, "Qwen3-0.6B", env=env)
         assert "/models/Qwen/Qwen3-0.6B/" in hub.requests[-1]
+    sweep = ("rl", "sweep", "--env", "calculator", "--set", "learning_rate=1e-4,3e-4", "--model")
+    assert failure(hermes(home, *sweep, "gpt-9", env=env), 1) == failure(
+        hermes(home, *start, "gpt-9", env=env), 1
+    )
     what, fix = failure(hermes(home, *start, "gpt-9", env=env), 1)
     assert f"gpt-9 is not on this machine, and {hub.url} cannot be reached" in what
     assert "HF_ENDPOINT" in fix and all_runs(home) == []

@@ -71,11 +71,6 @@ class SequentialTest:
         return self.wins + self.losses + self.ties
 
     @property
-    def wealth(self) -> float:
-        """Evidence that the candidate is better; 1 is none."""
-        return _mean_wealth(self.better)
-
-    @property
     def decision(self) -> SequentialDecision:
         """BETTER or WORSE once the wealth has ever reached 1/error_rate; it stays so."""
         threshold = 1 / self.error_rate

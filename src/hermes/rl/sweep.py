@@ -25,7 +25,7 @@ from hermes.rl.config.resolve import Resolved
 from hermes.rl.results import evaluations, step_rows
 from hermes.rl.run import RlRun, RunState, last_step
 from hermes.rl.service import service_of
-from hermes.rl.start import current_status, start
+from hermes.rl.start import check_machine, current_status, start
 from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_options, engine_process
 from hermes.training.monitor.evaluations import EVAL_SCORES
@@ -101,6 +101,7 @@ def run_sweep(
         raise UsageError(
             f"one engine has one base model, not {', '.join(sorted(models))}", "sweep each of them alone"
         )
+    check_machine(config, resolved[0])
     sweep_id = os.urandom(4).hex()
     folder = ensure_dir(config.home / "sweeps" / sweep_id)
     log = logs_dir(config.home) / "rl_training" / f"engine_sweep-{sweep_id}.log"

@@ -9,7 +9,7 @@ import click
 
 from hermes.cli.model_options import model_options
 from hermes.cli.options import json_option
-from hermes.cli.rl.checks import EnvironmentOptions, UnlockOptions, may_set
+from hermes.cli.rl.checks import EnvironmentOptions, TrainedModelOptions, UnlockOptions, may_set
 from hermes.config.option import option
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class SweepOptions(UnlockOptions, EnvironmentOptions):
 
 
 @click.command()
-@model_options(SweepOptions)
+@model_options(SweepOptions, TrainedModelOptions)
 @json_option
-def sweep(options: SweepOptions, as_json: bool) -> None:
+def sweep(options: SweepOptions, trained: TrainedModelOptions, as_json: bool) -> None:
     """Train many adapters on one engine at once, and compare them.
 
     It runs in this terminal until all runs have ended; Ctrl-C stops them.
@@ -54,6 +54,7 @@ def sweep(options: SweepOptions, as_json: bool) -> None:
     from hermes.config.environment import export_stored
     from hermes.config.load import load
     from hermes.errors import UsageError
+    from hermes.rl.config.base_model import BASE_MODEL
     from hermes.rl.config.resolve import Resolved, current_selection, resolve, select, with_edit
     from hermes.rl.sweep import RATE_FIELD, grid, rates_around, run_sweep
 
@@ -62,6 +63,8 @@ def sweep(options: SweepOptions, as_json: bool) -> None:
     if options.environment is not None:
         select(config, options.environment)
     base = resolve(config, current_selection(config.home))
+    if trained.model is not None:
+        base = with_edit(config, base.selection, BASE_MODEL, trained.model, unlock=True)
     values = dict(_values(edit) for edit in options.edits)
     if options.find_lr:
         if any(name.rpartition(".")[2] == "learning_rate" for name in values):
