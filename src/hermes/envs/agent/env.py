@@ -130,11 +130,11 @@ class HermesAgentBaseEnv(BaseEnv):
         """The next task; all come once in each pass, in the order that `pass_order` gives."""
         if not self._tasks:
             return None
-        pass_number, place = divmod(self._next_task, len(self._tasks))
+        pass_number, position = divmod(self._next_task, len(self._tasks))
         self._next_task += 1
         if self.config.shuffle:
-            place = pass_order(len(self._tasks), pass_number, self.config.sampling_seed)[place]
-        return self._tasks[place]
+            position = pass_order(len(self._tasks), pass_number, self.config.sampling_seed)[position]
+        return self._tasks[position]
 
     def format_prompt(self, item: Item) -> str:
         """The user message that states the task."""
