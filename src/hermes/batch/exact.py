@@ -3,10 +3,10 @@
 The compared text is the part that the answer marks as final: the last `\\boxed{…}`, or what follows the last
 `####` or `Answer:` at the beginning of a line, else what a last `… answer is …` states, else the whole
 answer. Normalising ignores case, spacing, surrounding punctuation, Markdown and LaTeX's marks around a value,
-and how a number is written: 1,234.0 is 1234, and .5, 1/2 and `\\frac{1}{2}` are one number. A list of
-expected answers matches if any of them does. An expected answer that is mathematics, and not words, is
+and how a number is written: 1,234.0 and `1 234` are 1234, and .5, ½ and `\\frac{1}{2}` are one number. A list
+of expected answers matches if any of them does. An expected answer that is mathematics, and not words, is
 compared as environments compare it (`grading.mathematics`): `2(x+1)` is `2x+2`, and of an answer that marks
-nothing the last number counts.
+nothing the last number counts, unless it is denied (`not 42`), a bound, an operand or one of several.
 """
 
 from __future__ import annotations

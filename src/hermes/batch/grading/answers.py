@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from fractions import Fraction
 
+from hermes.batch.grading.numbers import in_ascii, read_number, without_mixed, without_spaces
 from hermes.core import JSON
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
@@ -16,20 +16,15 @@ _MARKED = re.compile(
     r"^\W*(?:####|(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:)[\s*_`]*(.*)$", re.IGNORECASE | re.MULTILINE
 )
 _STATED = re.compile(r"\banswer\s+is\s+(.+?)(?:\.(?=\s|$)|[!?]|$)", re.IGNORECASE | re.MULTILINE)
-NUMBER = re.compile(
-    r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d{1,3}(?!\d))?(?:/\d+)?", re.ASCII
-)
-"""In normalised text."""
-_NUMBER_MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\b(?:sin|cos|tan|log|exp|sqrt|inf)\b")
-_SEVERAL_NUMBERS = re.compile(r"\d\s*[-/.:]\s*\d+\s*[-/.:]\s*\d|\d\s?[-:]\s?\d", re.ASCII)
-"""Dates, times, versions, addresses, scores."""
+_SEVERAL_NUMBERS = re.compile(r"\d\s*[-/.:]\s*\d+\s*[-/.:]\s*\d|\d\s?[-:]\s?\d|\d\s+\d", re.ASCII)
+"""Dates, times, versions, addresses, scores, rows."""
+_WORD = re.compile(r"[a-zA-Z]{2}|[^\W\d_a-zA-Z\u0370-\u03ff]")
 _LETTERS = re.compile(r"[a-zA-Z]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
-_MAX_DIGITS = 400
-_MAX_EXPONENT = 300
 _PUNCTUATION = " \t\n.,;:!?\"'`*_$()[]{}<>“”‘’«»„。、「」『』《》"
 _LATEX = (
+    (re.compile(r"(?<=\d)\s*(?=\\[dt]?frac)"), " "),  # 1\frac{1}{2} is 1 1/2
     (re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))"), r"\1\2/\3\4"),
     (re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt)?\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"(?<=\d)(?:\\[,;:!]|,\\!)(?=\d{3}(?!\d))"), ","),  # 10\,000 and 1,\!000
@@ -41,8 +36,9 @@ _LATEX = (
 
 
 def matches(answer: str, expected: JSON) -> bool:
-    final = normalise(final_part(answer))
-    return any(final == normalise(str(choice)) for choice in choices(expected))
+    final = final_part(answer)
+    forms = {normalise(final), normalise(without_spaces(final))}
+    return any(normalise(str(choice)) in forms for choice in choices(expected))
 
 
 def choices(expected: JSON) -> list[JSON]:
@@ -55,25 +51,19 @@ def is_mathematics(expected: str) -> bool:
     Words are not: read as products of letters, `listen` and `silent` would be equal. Nor are dates.
     """
     longest = max(map(len, _LETTERS.findall(_COMMAND.sub(" ", expected))), default=0)
-    if longest > 2 or _SEVERAL_NUMBERS.search(expected):
+    if longest > 2 or _SEVERAL_NUMBERS.search(without_latex(expected)):
         return False
     return bool(re.search(r"[\d\\^]", expected) or (longest < 2 and re.search(r"[+*/=<>]", expected)))
+
+
+def has_words(text: str) -> bool:
+    """Whether it has words, of any script; the names of functions and of LaTeX's commands are none."""
+    return _WORD.search(_COMMAND.sub(" ", text)) is not None
 
 
 def plain(text: str) -> str:
     """NFKC, case folded, without invisible characters, with single spaces."""
     return " ".join(_INVISIBLE.sub(" ", unicodedata.normalize("NFKC", text)).casefold().split())
-
-
-def final_number(text: str) -> Fraction | None:
-    """The first number after the last answer mark, or else the last number; None if there is none."""
-    marks = list(_NUMBER_MARKS.finditer(text))
-    spelled = [
-        read_number(match.group())
-        for match in NUMBER.finditer(without_latex(text[marks[-1].end() :] if marks else text))
-    ]
-    numbers = [number for number in spelled if number is not None]
-    return (numbers[0] if marks else numbers[-1]) if numbers else None
 
 
 def final_part(answer: str) -> str:
@@ -110,18 +100,7 @@ def normalise(text: str) -> str:
 
 def without_latex(text: str) -> str:
     """NFKC and case folded, without the marks of LaTeX around and within a value, with single spaces."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = unicodedata.normalize("NFKC", in_ascii(text)).casefold()
     for pattern, plainer in _LATEX:
         plain = pattern.sub(plainer, plain)
-    return " ".join(plain.split())
-
-
-def read_number(spelled: str) -> Fraction | None:
-    """The number that the normalised text spells; None if it spells none, divides by zero or is too long."""
-    if len(spelled) > _MAX_DIGITS or not NUMBER.fullmatch(spelled):
-        return None
-    number, _, divisor = spelled.replace(",", "").replace("−", "-").partition("/")
-    exponent = number.partition("e")[2]
-    if abs(int(exponent or 0)) > _MAX_EXPONENT or (divisor and not int(divisor)):
-        return None
-    return Fraction(number) / int(divisor or 1)
+    return without_mixed(" ".join(plain.split()))

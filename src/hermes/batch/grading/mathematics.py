@@ -1,7 +1,8 @@
 """Whether two answers are equal in value, whatever the notation: the comparison of batches and environments.
 
-Equal is what `grading.answers` calls equal, and a final number that is the expected one; any other answer is
-parsed and compared by math-verify in a worker that can be killed. A very long answer, or one with nested
+Equal is what `grading.answers` calls equal, and where a number is expected the number that an answer in words
+commits to (`grading.numbers`). Any other answer is parsed and compared by math-verify in a worker that can be
+killed: all of a box, or the last formula among words. A very long answer, or one with nested
 powers, is wrong without evaluation, and so is one whose evaluation uses up the time or memory of its process.
 An expected answer that does not parse, or that cannot be compared with itself, is a failure of the grader.
 """
@@ -12,13 +13,24 @@ import logging
 import re
 from typing import Any
 
-from hermes.batch.grading.answers import final_number, last_box, matches, read_number, without_latex
+from hermes.batch.grading.answers import has_words, last_box, matches, without_latex
+from hermes.batch.grading.numbers import (
+    final_number,
+    in_ascii,
+    is_denied,
+    read_number,
+    without_mixed,
+    without_spaces,
+)
 from hermes.batch.grading.worker import EvaluationExhaustedError, GraderProcess
 from hermes.batch.reward import GraderError
 
 _MAX_CHARS = 300
 _NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
-_MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is|\s*[:=])", re.IGNORECASE)
+_MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is\b|\s*[:=])", re.IGNORECASE)
+_FORMULA = re.compile(r"\$[^$]+\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
+_ROW = re.compile(r"\d \d")
+"""Several numbers, which math-verify would multiply: 0 would be `42 000`."""
 _MODULE = "hermes.batch.grading.mathematics"
 
 
@@ -37,9 +49,22 @@ class MathComparison:
         candidate = final_answer(response)
         if not candidate.strip():
             return "the answer is empty"
-        number = read_number(without_latex(expected))
-        if matches(response, expected) or (number is not None and final_number(candidate) == number):
+        if matches(response, expected):
             return None
+        expected, candidate = in_ascii(expected), without_mixed(without_spaces(in_ascii(candidate)))
+        number = read_number(without_latex(expected))
+        if number is not None:
+            text = without_latex(response if last_box(response) is None else candidate)
+            words = has_words(without_latex(candidate))
+            final = final_number(text) if words else None
+            if final is not None:
+                return None if final == number else f"not equal to {expected}"
+            formulas = _FORMULA.findall(candidate) if words else [candidate.strip("*_`~≈ \n")]
+            if is_denied(text) or not formulas:
+                return "the answer commits to no number"
+            candidate = formulas[-1]
+        elif _ROW.search(without_latex(expected)):
+            return f"not equal to {expected}"
         if len(candidate) > _MAX_CHARS or _NESTED_POWERS.search(candidate):
             return "the answer is not in a form that can be compared"
         try:

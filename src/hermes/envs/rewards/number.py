@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hermes.batch.grading import answers
-from hermes.batch.grading.answers import final_number, plain
+from hermes.batch.grading import numbers
+from hermes.batch.grading.answers import without_latex
 from hermes.envs.rewards.result import GraderError, RewardResult, failed, passed
 
 
@@ -19,9 +19,9 @@ def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardRe
     expected_number = read_number(expected)
     if expected_number is None:
         raise GraderError(f"the expected answer '{expected}' is not a number")
-    number = final_number(response)
+    number = numbers.final_number(without_latex(response))
     if number is None:
-        return failed("the answer contains no number")
+        return failed("the answer commits to no number")
     if abs(number - expected_number) <= abs(expected_number) * Fraction(tolerance):
         return passed()
     return failed(f"{_abbreviated(number)} is not {expected}")
@@ -29,7 +29,7 @@ def numeric(response: str, expected: str, *, tolerance: float = 0.0) -> RewardRe
 
 def read_number(text: str) -> Fraction | None:
     """The number that the whole text spells; None if it does not spell one."""
-    return answers.read_number(plain(text))
+    return numbers.read_number(without_latex(text))
 
 
 def _abbreviated(number: Fraction) -> str:
