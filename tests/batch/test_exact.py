@@ -26,6 +26,8 @@ FRAMES = (
 
 
 RIGHT = [
+    ("She makes 9 * 2 = $<<9*2=18>>18", "18"),
+    ("> 17", "17"),
     ("After subtracting, Maria has 17 apples left.", "17"),
     ("17km", "17"),
     ("The total distance is 17 km/h.", "17"),
@@ -169,6 +171,8 @@ RIGHT = [
 """Most were written without a look at the rules, as were those below."""
 
 WRONG = [
+    ("Answer: > 17", "17"),
+    ("#### <= 17", "17"),
     ("It can't be 17", "17"),
     ("It cannot be 17.", "17"),
     ("The answer is never 17", "17"),

@@ -150,9 +150,9 @@ def test_coin_tosses_that_two_runs_repeat_promote_nothing(tmp_path: Path, tiny: 
     """Learned by heart in one run, they would be right about the other: the same question is on one side."""
     server = launch(tiny, tmp_path / "engine", "--max-adapters", "64")
     try:
-        for seed in range(3):
+        for seed in range(20):
             home = tmp_path / str(seed)
-            write_rated_store(home, 48, seed=seed, random_ratings=True, runs=("r", "s"))
+            write_rated_store(home, 64, seed=seed, random_ratings=True, runs=("r", "s"))
             arguments = ("--examples", "0", "--service", server.url, "--seed", str(seed))
             result = run_improve(home, tiny, *arguments)
             assert result["promoted"] is False, (seed, result)

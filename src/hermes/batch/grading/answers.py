@@ -19,6 +19,7 @@ _STATED = re.compile(r"\banswer\s+is\s+(.+?)(?:\.(?=\s|$)|[!?]|$)", re.IGNORECAS
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\b(?:sin|cos|tan|log|exp|sqrt|inf)\b")
 _SEVERAL_NUMBERS = re.compile(r"\d\s*[-/.:]\s*\d+\s*[-/.:]\s*\d|\d\s?[-:]\s?\d|\d\s+\d", re.ASCII)
 """Dates, times, versions, addresses, scores, rows."""
+_BOUND = re.compile(r"[<>]=?\s*[-+.\d]")
 _WORD = re.compile(r"[a-zA-Z]{2}|[^\W\d_a-zA-Z\u0370-\u03ff]")
 _LETTERS = re.compile(r"[a-zA-Z]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2064\ufeff]")
@@ -92,6 +93,8 @@ def last_box(text: str) -> str | None:
 def normalise(text: str) -> str:
     box = last_box(text)
     plain = without_latex(text if box is None else box)
+    if _BOUND.match(plain):
+        return plain
     stripped = plain.strip(_PUNCTUATION)
     decimal = plain.lstrip(_PUNCTUATION.replace(".", "")).rstrip(_PUNCTUATION)  # .5 begins with its point
     number = read_number(decimal)

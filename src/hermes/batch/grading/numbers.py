@@ -24,7 +24,7 @@ _STANDING_ALONE = re.compile(rf"(?<![\w.])(?:{NUMBER.pattern})(?!\w*[\d_])", re.
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot)|n['’]t)(?:\s+(?!but\b)[a-z]+){0,4}[\s=]*$"
     r"|\b(?:n?or|than|least|most)\s+$|\d\s+(?:and|to)\s+$"
-    r"|(?:\S[ \t]*(?<![-=])[<>]|!|[≤≥≠]|\\(?:ne|neq|le|leq|ge|geq|lt|gt))\s*=?\s*$"
+    r"|(?:\S[ \t]*(?<![-=<>])[<>]|!|[≤≥≠]|\\(?:ne|neq|le|leq|ge|geq|lt|gt))\s*=?\s*$"
 )
 _OPERATOR_BEFORE = re.compile(
     r"[\d)\]}!]\s*[-+*/^]\s*$|\d:$|[×·÷√^±]\W*$|\\[a-z]+\W*$|\b(?:sqrt|log|ln|exp|sin|cos|tan)\W*$"
