@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,37 +86,48 @@ def test_a_full_disk_fails_the_append_and_leaves_whole_lines(small_disk: Path) -
     segment.close()
 
 
-@pytest.mark.parametrize("seed", range(80))
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a line: what holds it, and its name or number there."""
+    names: Any = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for name in names:
+        yield value, name
+        yield from _places(value[name])
+
+
+@pytest.mark.parametrize("seed", range(120))
 def test_a_line_with_the_right_keys_and_wrong_types_is_ignored_everywhere(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
-    entries = [done("x"), filtered("x", "too short"), failed("x", "ProviderError: down", trajectory_id="t")]
+    calls = {"count": 3, "success": 2, "failure": 1}
+    tools: dict[str, Any] = {
+        "tool_names": ["terminal"],
+        "tool_stats": {"terminal": calls, "shell": dict(calls)},
+    }
+    entries = [
+        done("x", **tools),
+        filtered("x", "too short", **copy.deepcopy(tools)),
+        failed("x", "ProviderError: down", trajectory_id="t"),
+    ]
     damaged = draw.choice(entries).to_json()
-    place, depth = damaged, 0
-    while True:
-        name = draw.choice(sorted(place, key=str) if isinstance(place, dict) else range(len(place)))
-        if depth < 3 and isinstance(place[name], dict | list) and place[name] and draw.random() < 0.8:
-            place, depth = place[name], depth + 1
-            continue
-        values = [
-            7,
-            "text",
-            None,
-            [1],
-            {"a": 1},
-            True,
-            [None],
-            [{"from": 3}],
-            [],
-            {},
-            "",
-            0,
-            -1,
-            False,
-            1e308,
-        ]
-        place[name] = draw.choice(values)
-        break
+    place, name = draw.choice(list(_places(damaged)))
+    values = [
+        7,
+        "text",
+        None,
+        [1],
+        {"a": 1},
+        True,
+        [None],
+        [{"from": 3}],
+        [],
+        {},
+        "",
+        0,
+        -1,
+        False,
+        1e308,
+    ]
+    place[name] = draw.choice(values)
     folder = write(tmp_path, [done("a"), done("b")])
     (folder / "journal" / "zzz.jsonl").write_text(f"{json.dumps(damaged)}\n{'[' * 100_000}\n")
     atomic_write(folder / "run.json", json.dumps(spec().to_json()))
