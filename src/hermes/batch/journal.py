@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from hermes.core import JSONObject, parse_object
+from hermes.core import JSON, JSONObject, Usage, parse_object
 from hermes.data import typed
 from hermes.data.export.table import KINDS, fits
 from hermes.data.formats.batch import COLUMNS, EXTRA
@@ -87,6 +87,9 @@ _EFFORT = {"replayed_calls": "int64", "repeated_calls": "int64", "paid_usd": "do
 _FAILED_ROW = {"trajectory_id": "string", "cost_usd": "double"}
 _OPEN_KEYS = ("tool_stats", "unknown_tools", "metadata", EXTRA)
 _ROW = {column.name: KINDS[column.kind] for column in COLUMNS if column.name not in _OPEN_KEYS}
+_TOKENS = {*Usage.__slots__}
+_CALLS = {"count", "success", "failure"}
+_MOST = 1e12
 _NEVER_NULL = (
     "id",
     "conversations",
@@ -112,10 +115,17 @@ def _check_row(entry: SampleEntry) -> None:
     if missing or wrong:
         raise ValueError(f"missing or of another type: {', '.join((*missing, *wrong))}")
     texts = [turn.get(name) for turn in row["conversations"] for name in ("from", "value")]
-    counts = [row["usage"], *row["tool_stats"].values()]
-    counted = all(isinstance(count, dict) and fits([*count.values()], ["int64"]) for count in counts)
+    counted = _are_counts(row["usage"], _TOKENS) and all(
+        _are_counts(calls, _CALLS) and {*calls} == _CALLS for calls in row["tool_stats"].values()
+    )
+    if any((row.get(name) or 0.0) > _MOST for name in ("cost_usd", "duration_s")):
+        raise ValueError("its cost or duration is beyond any run's")
     if not counted or None in (row["outcome"].get("stop_reason"), *texts):
         raise ValueError("a count, a turn or the stop reason is missing")
+
+
+def _are_counts(value: JSON, names: Set[str]) -> bool:
+    return isinstance(value, dict) and {*value} <= names and fits([*value.values()], ["int64"])
 
 
 class JournalSegment:
