@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,12 @@ def test_a_line_with_the_right_keys_and_wrong_types_is_ignored_everywhere(tmp_pa
     """Every value in every place of a line, each line of a sample of its own."""
     calls = {"count": 3, "success": 2, "failure": 1}
     tools: dict[str, Any] = {"tool_names": ["read"], "tool_stats": {"read": calls, "shell": calls}}
-    kinds = (
+    kinds: tuple[Callable[[str], SampleEntry], ...] = (
         lambda key: done(key, **tools),
         lambda key: filtered(key, "too short", **tools),
         lambda key: failed(key, "ProviderError: down", trajectory_id="t"),
     )
-    lines = []
+    lines: list[str] = []
     for make in kinds:
         for number in range(len(list(_places(make("x").to_json())))):
             for value in _WRONG_VALUES:
