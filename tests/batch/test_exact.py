@@ -26,6 +26,11 @@ FRAMES = (
 
 
 RIGHT = [
+    ("Therefore, the final answer is: **$17**.", "17"),
+    ("x: 17", "17"),
+    ("17 L", "17"),
+    ("17 m²", "17"),
+    ("The total is 17 C.", "17"),
     ("She makes 9 * 2 = $<<9*2=18>>18", "18"),
     ("> 17", "17"),
     ("After subtracting, Maria has 17 apples left.", "17"),
@@ -171,6 +176,12 @@ RIGHT = [
 """Most were written without a look at the rules, as were those below."""
 
 WRONG = [
+    ("17 x", "17"),
+    ("17 i", "17"),
+    ("2**17", "17"),
+    ("x: 17 or 18", "17"),
+    ("17 L 18", "17"),
+    ("-17 L", "17"),
     ("Answer: > 17", "17"),
     ("#### <= 17", "17"),
     ("It can't be 17", "17"),

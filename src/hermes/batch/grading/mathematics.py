@@ -18,6 +18,7 @@ from hermes.batch.grading.numbers import (
     final_number,
     in_ascii,
     is_denied,
+    lone_number,
     read_number,
     without_mixed,
     without_spaces,
@@ -56,7 +57,7 @@ class MathComparison:
         if number is not None:
             text = without_latex(response if last_box(response) is None else candidate)
             words = has_words(without_latex(candidate))
-            final = final_number(text) if words else None
+            final = final_number(text) if words else lone_number(without_latex(candidate))
             if final is not None:
                 return None if final == number else f"not equal to {expected}"
             formulas = _FORMULA.findall(candidate) if words else [candidate.strip("*_`~≈ \n")]

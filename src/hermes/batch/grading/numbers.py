@@ -33,6 +33,12 @@ _MORE_AFTER = re.compile(
     r"\s*(?:\^|\*+\s*[\d(\\]|[×·÷√±π_]|[-+/=:,]\s*[-+]?[\d(\\]|(?:and|to)\s+[-+]?\d|or\b|\\[a-z])"
     r"|[xyzi](?![a-z])|!+\s*[-+*/^=]|\s+(?:is\s+(?:not|wrong|incorrect|too)\b|isn['’]t)"
 )
+_LONE = re.compile(
+    r"[\s*_`~≈$€£:\"'(\[]*(?:[a-z]\s*[:=][\s*_$]*)?"
+    rf"({NUMBER.pattern})"
+    r"(?:\s+°?[mgshlcfknjwva](?:\s?\^\s?\{?[23]\}?)?)?[\s*_`~$€£.,;:?\"')\]]*",
+    re.IGNORECASE | re.ASCII,
+)
 _MAX_DIGITS = 400
 _MAX_EXPONENT = 300
 
@@ -102,6 +108,13 @@ def final_number(text: str) -> Fraction | None:
     if _DENIED.search(before) or _OPERATOR_BEFORE.search(before) or _MORE_AFTER.match(after):
         return None
     return read_number(number.group())
+
+
+def lone_number(text: str) -> Fraction | None:
+    """The number of a text without LaTeX that has nothing beside it but punctuation, a name of one letter
+    (`x: 17`) or a unit of one (`17 L`, `17 m²`); None if it has anything else."""
+    match = _LONE.fullmatch(without_spaces(text))
+    return read_number(match[1]) if match else None
 
 
 def is_denied(text: str) -> bool:
