@@ -36,7 +36,7 @@ BUDGET = {
     "policies": 2560,
     "quickstart": 1751,
     "ratings": 1105,
-    "rl": 9099,
+    "rl": 9125,
     "rollouts": 3754,
     "safety": 2070,
     "sandbox": 4498,

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from hermes.config.load import load
 from hermes.rl.checks.inference_test import read_groups, sample_until
+from hermes.rl.checks.preflight import open_policy
 from hermes.rl.process import ProcessId
 from hermes.rl.run import RlRun, find_run, read_metrics
+from hermes.serving.fetch import fetch
 from tests.cli.process import failure
 from tests.cli.terminal import hermes_terminal
 from tests.fakes.provider import FakeProvider, text
+from tests.policies.named_home import write_adapter
 from tests.rl.conftest import MakeHome
-from tests.rl.world import answer, change_settings, hermes
+from tests.rl.world import answer, change_settings, hermes, resolved_run
 from tests.waiting import wait_until
 
 
@@ -49,6 +53,24 @@ def test_preflight_says_whether_it_will_learn_and_the_run_bears_it_out(home_with
     assert 0.5 < found["estimate"]["memory_gb"] / used_gb < 2
 
 
+def test_preflight_samples_the_weights_that_the_run_starts_from(
+    home_with: MakeHome, model: Path, tmp_path: Path
+) -> None:
+    home = home_with()
+    write_adapter(model, tmp_path / "warm", ["q_proj", "down_proj"], 1)
+    write_adapter(model, tmp_path / "other", ["q_proj", "down_proj"], 2)
+    config = load({}, {"HERMES_HOME": str(home)})
+    said = []
+    for start in ("", str(tmp_path / "warm"), str(tmp_path / "other"), str(tmp_path / "warm")):
+        resolved = resolved_run(home, **{"tinker.start_from": start})
+        with open_policy(config, resolved, tmp_path / "engine.log") as policy:
+            settings = policy.server.settings
+            body = {"model": settings["model_name"], "prompt": "hi", "max_tokens": 12, "temperature": 0}
+            reply = json.loads(fetch(f"{settings['base_url']}/completions", body, timeout_s=60))
+        said.append(reply["choices"][0]["text"])
+    assert len(set(said[:3])) == 3 and said[1] == said[3]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_at_a_terminal_a_run_without_signal_is_not_started(home_with: MakeHome, tmp_path: Path) -> None:
@@ -57,7 +79,7 @@ def test_at_a_terminal_a_run_without_signal_is_not_started(home_with: MakeHome, 
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "Name a colour."}\n{"prompt": "Name a city."}\n')
     words = ("--prompts", "tasks.jsonl", "--reward", "same.py:same", "--set", "max_token_length=32")
     with hermes_terminal(home, "rl", "start", *words, cwd=tmp_path) as terminal:
-        terminal.expect(r"preflight: sampling from the untrained policy .* … \d+ s", timeout_s=200)
+        terminal.expect(r"preflight: sampling from the policy it starts from .* … \d+ s", timeout_s=200)
         terminal.expect("the run would not learn: within every group all rewards are equal", timeout_s=200)
         terminal.expect("fix: warm-start it")
         assert terminal.wait() == 1

@@ -9,6 +9,9 @@ import pytest
 
 from hermes.config.load import load
 from hermes.core.texts import hashes
+from hermes.rl.checks.preflight import preflight
+from hermes.rl.config.resolve import with_edit
+from hermes.rl.config.reward_function import select_reward_function
 from hermes.rl.run import find_run
 from hermes.rl.weights.open import find_policy
 from hermes.store import Filter, Reader
@@ -71,6 +74,27 @@ def test_the_texts_of_a_policy_stand_in_the_rollouts_that_train_its_weights(
     assert answer(home, "policy", "promote", run.run_id)["name"].startswith(f"{run.run_id}@step-")
     record = PolicyRegistry(home).current()
     assert record.texts == TEXTS and record.weights is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_preflight_samples_with_the_texts_too(
+    home_with: MakeHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = home_with_texts(home_with)
+    monkeypatch.setenv("HERMES_HOME", str(home))  # that of its child processes
+    (tmp_path / "my.py").write_text(REWARD)
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "Name a colour."}\n{"prompt": "Name a city."}\n')
+    config = load({}, {"HERMES_HOME": str(home)})
+    reward = f"{tmp_path / 'my.py'}:vowels"
+    resolved = select_reward_function(config, None, str(tmp_path / "tasks.jsonl"), reward, None, None)
+    edits = {"env.enabled_toolsets": [], "env.max_token_length": 8, "tinker.start_from": "policy:kind"}
+    for name, value in edits.items():
+        resolved = with_edit(config, resolved.selection, name, value, unlock=True)
+    preflight(config, resolved, groups=2)
+    with Reader(home / "hermes.db") as reader:
+        headers = [entry.header for entry in reader.trajectories(Filter())]
+    assert headers and all(header.config["texts"] == hashes(TEXTS) for header in headers)
 
 
 def test_texts_of_its_own_stay_and_an_environment_that_cannot_have_any_is_refused(

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_a_run_without_signal_is_not_started(home_with: MakeHome) -> None:
     home = home_with()
     with hermes_terminal(home, "rl", "start", "--env", str(WORTHLESS), cwd=ROOT) as terminal:
-        terminal.expect(r"preflight: sampling from the untrained policy .* … \d+ s", _PATIENCE_S)
+        terminal.expect(r"preflight: sampling from the policy it starts from .* … \d+ s", _PATIENCE_S)
         ending = terminal.expect(rf"error: (?:{NO_SIGNAL}|{TOO_SLOW})", _PATIENCE_S)
         fix = "warm-start it on examples first" if NO_SIGNAL in ending else "hermes rl preflight --seconds N"
         terminal.expect(rf"fix: .*{fix}", _PATIENCE_S)

@@ -60,7 +60,7 @@ def check_signal(config: Config, resolved: Resolved) -> None:
     from hermes.rl.render import preflight_text
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with waiting("preflight: sampling from the untrained policy (--no-preflight skips it)"):
+    with waiting("preflight: sampling from the policy it starts from (--no-preflight skips it)"):
         report = check(config, resolved)
     click.echo(preflight_text(report), err=True)
     if not report["groups_with_signal"]:

@@ -1,8 +1,8 @@
 """Predicts whether a run will learn, before it is started: within a minute, on a slow machine within five.
 
-A few groups are sampled from the untrained policy and scored by the environment. The prediction is whether
-they have signal for the trainer. Groups that are not finished in time are ignored. The suggestions follow
-from the measurements by fixed rules; `estimate` has time and memory.
+A few groups are sampled from the policy that the run would start from, and scored by the environment. The
+prediction is whether they have signal for the trainer. Groups that are not finished in time are ignored. The
+suggestions follow from the measurements by fixed rules; `estimate` has time and memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from hermes.rl.supervise import ports
 from hermes.rl.supervise.engine_process import engine_options, engine_process
 from hermes.store import Reader
 from hermes.training.data.advantages import has_signal
+from hermes.training.policy_registry import named_policy
 from hermes.training.schedule import default_rl_rate, parameters_of
-from hermes.training.service.client import connection
+from hermes.training.service.client import ServiceConnection, connection
+from hermes.training.start_weights import find_folder, find_start
 
 if TYPE_CHECKING:
     from hermes.config.load import Config
@@ -65,7 +67,7 @@ _KNOWN_PARAMETERS, _KNOWN_ACTIVATIONS = 135e6, 322e3
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Statistics of the groups that the untrained policy sampled."""
+    """Statistics of the groups that the policy sampled."""
 
     scores: tuple[tuple[float, ...], ...]
     sequence_tokens: float
@@ -100,11 +102,12 @@ def preflight(
     on_cpu = service is None and (config.settings.rl.device == "cpu" or not has_gpu())
     if on_cpu:  # all groups at once would end together, late; two of them suffice
         overrides["max_num_workers"] = _LEAST_GROUPS
+    if texts := _texts(config, resolved):
+        overrides["texts"] = texts
     engine_log = folder / f"{stem}_engine.log"
-    fields = resolved.trainer
-    if (missing := missing_memory(config, resolved.model, fields)) is not None:
+    if (missing := missing_memory(config, resolved.model, resolved.trainer)) is not None:
         raise HermesError(missing.problem, missing.fix)
-    with open_policy(config, resolved.model, engine_log, fields) as policy:
+    with open_policy(config, resolved, engine_log) as policy:
         with _creation_time(output) as began_s:
             least = min(groups, _LEAST_GROUPS)
             problem = run_process_mode(
@@ -175,7 +178,7 @@ def _last_write_s(path: Path) -> float:
 
 
 class Policy(NamedTuple):
-    """The server of the untrained policy."""
+    """The server of the policy that the run would start from."""
 
     server: TestedServer
     url: str
@@ -184,33 +187,34 @@ class Policy(NamedTuple):
 
 
 @contextmanager
-def open_policy(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[Policy]:
+def open_policy(config: Config, resolved: Resolved, log: Path) -> Iterator[Policy]:
     """The policy at the configured service, else at a temporary engine."""
+    model = resolved.model
+    start = find_start(resolved.trainer.start_from, config.home, model)
     service = service_of(config.settings.rl, config.environ)
     if service is None:
         source = model if is_local(model) else str(hub_folder(model))
-        with _engine(config, source, log, fields) as policy:
-            yield policy
+        with _engine(config, source, log, resolved.trainer) as url:
+            weights = None
+            if start is not None:
+                folder = str(find_folder(start, config.home))
+                weights = _publish(ServiceConnection(url, LOCAL_KEY), source, folder)
+            yield Policy(_server(url, source, weights), url, is_own_engine=True)
         return
     from hermes.training.service.openai_proxy import serve_proxy, tokenizer_of
     from hermes.training.service.token_meter import TokenMeter
 
-    with (
-        TemporaryDirectory() as meter_folder,
-        serve_proxy(
-            connection(service, config.environ),
-            model,
-            tokenizer_of(model, config.home),
-            0,
-            TokenMeter(Path(meter_folder)),
-        ) as proxy,
-    ):
-        yield Policy(_server(proxy.url, model), proxy.url, is_own_engine=False)
+    at_service = connection(service, config.environ)
+    weights = None if start is None else _publish(at_service, model, start)
+    with TemporaryDirectory() as meter_folder:
+        meter = TokenMeter(Path(meter_folder))
+        with serve_proxy(at_service, model, tokenizer_of(model, config.home), 0, meter) as proxy:
+            yield Policy(_server(proxy.url, model, weights), proxy.url, is_own_engine=False)
 
 
 @contextmanager
-def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[Policy]:
-    """A temporary engine with the options of the run's own, but one process."""
+def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Iterator[str]:
+    """The address of a temporary engine with the options of the run's own, but one process."""
     with TemporaryDirectory() as state:
         options = engine_options(
             fields,
@@ -221,11 +225,32 @@ def _engine(config: Config, model: str, log: Path, fields: TrainerFields) -> Ite
             replicas="1",
         )
         with engine_process(options, log, _NO_TOKEN) as url:
-            yield Policy(_server(url, model), url, is_own_engine=True)
+            yield url
 
 
-def _server(url: str, model: str) -> TestedServer:
-    return TestedServer(model, {"base_url": f"{url}/v1", "model_name": model, "server_type": "sglang"})
+def _publish(service: ServiceConnection, model: str, start: str) -> str:
+    """The tinker:// path at which these weights are sampled there; a folder is uploaded first."""
+    from hermes.training.service.client import AdapterClient, LoraSpec
+    from hermes.training.service.token_meter import TokenMeter
+
+    lora = LoraSpec(model, start=start)
+    with (
+        TemporaryDirectory() as meter_folder,
+        closing(TokenMeter(Path(meter_folder))) as meter,
+        AdapterClient(service, lora, meter) as client,
+    ):
+        return client.publish("preflight")
+
+
+def _server(url: str, model: str, weights: str | None) -> TestedServer:
+    named = weights or model
+    return TestedServer(model, {"base_url": f"{url}/v1", "model_name": named, "server_type": "sglang"})
+
+
+def _texts(config: Config, resolved: Resolved) -> JSONObject:
+    """The texts of the policy that the run starts from, where the environment takes them and has none."""
+    policy = named_policy(config.home, resolved.trainer.start_from)
+    return dict(policy.texts) if policy and resolved.values.get("env.texts") == {} else {}
 
 
 def summarise(groups: Sequence[JSONObject], seconds: float) -> Sampled:
@@ -320,7 +345,7 @@ def update_seconds(url: str, model: str, resolved: Resolved, groups: Sequence[JS
     The second of two equal updates is measured: the first one also initialises the engine.
     """
     from hermes.training.data.datums import LossSpec, sft_datum
-    from hermes.training.service.client import AdapterClient, LoraSpec, ServiceConnection
+    from hermes.training.service.client import AdapterClient, LoraSpec
     from hermes.training.service.token_meter import TokenMeter
 
     longest = resolved.values["tinker.max_token_trainer_length"]

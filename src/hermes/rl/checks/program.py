@@ -53,7 +53,7 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
     stem = f"{resolved.selection.environment}_{time.time_ns() // 1000}"
     output, log = folder / f"{stem}.jsonl", folder / f"{stem}.log"
     overrides: JSONObject = {"total_steps": 1, "group_size": 1, "use_wandb": False, "max_failed_groups": 1}
-    with open_policy(config, resolved.model, folder / f"{stem}_engine.log", resolved.trainer) as policy:
+    with open_policy(config, resolved, folder / f"{stem}_engine.log") as policy:
         begun_s = time.monotonic()
         problem = run_process_mode(resolved, policy.server, overrides, output, log, _ROLLOUT_S, START_S, 1)
         took_s = time.monotonic() - begun_s
@@ -62,7 +62,8 @@ def check_program(config: Config, resolved: Resolved) -> JSONObject:
             raise HermesError(
                 f"the rollout has no reward: {problem or 'its group was dropped'}", f"see {log}"
             )
-        checked = score_again(policy.url, groups[0]) if policy.is_own_engine else []
+        sampled = str(policy.server.settings["model_name"])
+        checked = score_again(policy.url, sampled, groups[0]) if policy.is_own_engine else []
     rollout = groups[0]["overrides"][0]
     with Reader(db_path(config.home)) as reader:
         header = reader.get(rollout["trajectory_id"]).header
@@ -105,13 +106,13 @@ def judge(counts: RolloutCounts, checked: Sequence[CheckedSequence]) -> tuple[st
     return f"every trained token was sampled, once, in the context it is trained in{note}", True
 
 
-def score_again(url: str, group: JSONObject) -> list[CheckedSequence]:
+def score_again(url: str, model: str, group: JSONObject) -> list[CheckedSequence]:
     """For each sequence what the sampler said of its trained tokens, and what the engine says now."""
     from hermes.training.data.sampling_distribution import LogprobBounds
     from hermes.training.distill import GenerateTeacher
     from hermes.training.monitor.logprob_proof import CheckedSequence
 
-    rows = GenerateTeacher(url).score(group["tokens"])
+    rows = GenerateTeacher(url, model=model).score(group["tokens"])
     checked = []
     for row, masks, logprobs in zip(rows, group["masks"], group["inference_logprobs"], strict=True):
         trained = [index for index, mask in enumerate(masks) if mask != MASKED]

@@ -53,7 +53,7 @@ def submit(request: WebRequest) -> Response:
 
 
 def _preflight(request: WebRequest, name: str, edits: dict[str, str], unlock: bool) -> Response:
-    """Samples a few groups from the untrained policy, in a job, with the values of the form."""
+    """Samples a few groups from the policy that it starts from, in a job, with the values of the form."""
     try:
         run_hermes(request.context.home, ["rl", "select", name])
         for field, value in edits.items():
