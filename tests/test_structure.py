@@ -32,7 +32,7 @@ BUDGET = {
     "envs": 17855,
     "gateway": 4385,
     "hermes": 126,
-    "models": 5319,
+    "models": 5324,
     "policies": 2560,
     "quickstart": 1751,
     "ratings": 1105,

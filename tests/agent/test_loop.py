@@ -165,8 +165,11 @@ async def test_the_cost_limit_is_checked_before_the_next_call(world: MakeWorld) 
 
 
 async def test_a_cost_limit_refuses_a_model_whose_price_is_unknown_before_any_call(world: MakeWorld) -> None:
+    environ = {"OPENAI_API_KEY": "sk-0123456789"}  # without one, a model on loopback costs nothing
     with FakeProvider([text("never asked")]) as provider:
-        _, outcome, _ = await world(provider, settings={"limits.max_cost_usd": 1.0}).ask("go")
+        _, outcome, _ = await world(provider, settings={"limits.max_cost_usd": 1.0}, environ=environ).ask(
+            "go"
+        )
         assert provider.requests == []
     assert outcome.stop_reason is StopReason.MAX_COST
     assert "price" in (outcome.detail or "")

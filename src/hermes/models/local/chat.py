@@ -23,16 +23,14 @@ from hermes.core import ModelCall
 from hermes.errors import MissingDependencyError, ProviderError, UsageError
 from hermes.models.base import ChatReply, ChatRequest, OnDelta, StreamDelta
 from hermes.models.local import bundled
-from hermes.models.usage import FREE
 
 if TYPE_CHECKING:
+    from hermes.config.settings import PriceSettings
     from hermes.models.local.model import LocalModel, LocalReply
 
 
 class LocalChat:
     """A `ChatModel` whose weights are in this process. They are loaded by the first request."""
-
-    price = FREE
 
     def __init__(self, name: str, find_folder: Callable[[], Path], version: str | None = None) -> None:
         """`version` identifies the weights in the records of calls; None: the folder may say it itself."""
@@ -66,6 +64,13 @@ class LocalChat:
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def price(self) -> PriceSettings:
+        """A model in this process costs nothing."""
+        from hermes.models.usage import FREE
+
+        return FREE
 
     async def complete(self, request: ChatRequest, on_delta: OnDelta | None = None) -> ChatReply:
         """One answer; see `ChatModel`."""
