@@ -20,7 +20,7 @@ SLACK = 0.02
 """A package may be this much smaller than its budget; then the budget must fall too."""
 BUDGET = {
     "agent": 1178,
-    "batch": 5244,
+    "batch": 5245,
     "cli": 11109,
     "cluster": 229,
     "compat": 2853,

@@ -15,6 +15,7 @@ from typing import Any
 
 from hermes.batch.grading.answers import has_words, last_box, matches, without_latex
 from hermes.batch.grading.numbers import (
+    MARK,
     final_number,
     in_ascii,
     is_denied,
@@ -28,7 +29,6 @@ from hermes.batch.reward import GraderError
 
 _MAX_CHARS = 300
 _NESTED_POWERS = re.compile(r"(\^|\*\*)\s*[{(]?\s*(\d{4,}|[^}]*(\^|\*\*))|!\s*!|\d{4,}\s*!")
-_MARK = re.compile(r"####|(?:final\s+)?answer(?:\s+is\b|\s*[:=])", re.IGNORECASE)
 _FORMULA = re.compile(r"\$[^$]+\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
 _ROW = re.compile(r"\d \d")
 """Several numbers, which math-verify would multiply: 0 would be `42 000`."""
@@ -86,7 +86,7 @@ def final_answer(text: str) -> str:
     box = last_box(text)
     if box is not None:
         return box
-    marks = list(_MARK.finditer(text))
+    marks = list(MARK.finditer(text))
     if marks:
         return text[marks[-1].end() :].strip()
     return text.strip()

@@ -15,7 +15,8 @@ NUMBER = re.compile(
     r"[-+−]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[-+]?\d{1,3}(?!\d))?(?:/\d+)?", re.ASCII
 )
 """In the text that `answers.without_latex` returns."""
-_MARKS = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is\b|\s*[:=])", re.IGNORECASE)
+MARK = re.compile(r"####|\\boxed\s*\{|\b(?:final\s+)?answer(?:\s+is\b|\s*[:=])", re.IGNORECASE)
+"""An answer writes one of these before its result."""
 _TAG = re.compile(r"</?[a-z][\w-]*>")
 _UNIT_POWER = re.compile(r"(?<=[a-z])\s?\^\s?\{?[-+]?\d\}?")
 """As in `42 cm^2`."""
@@ -99,7 +100,7 @@ def read_number(spelled: str) -> Fraction | None:
 def final_number(text: str) -> Fraction | None:
     """The number that the text without LaTeX commits to; None if it commits to none."""
     text = _readable(text)
-    marks = list(_MARKS.finditer(text))
+    marks = list(MARK.finditer(text))
     numbers = list(_STANDING_ALONE.finditer(text, marks[-1].end() if marks else 0))
     if not numbers:
         return None
